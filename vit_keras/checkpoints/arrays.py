@@ -1,0 +1,145 @@
+"""Arrays of a checkpoint, read one at a time and never unpickled; files written whole or not at all."""
+
+import contextlib
+import dataclasses
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or does not fit the model. Nothing was changed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An array that is read when it is asked for.
+
+    Args:
+        shape: of the array.
+        dtype: of the array.
+        read: returns it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    def then(self, change: Callable[[np.ndarray], np.ndarray]) -> "Entry":
+        """The entry with a change of shape (reshape, slice, transpose) still to be applied."""
+        shape = change(np.broadcast_to(np.zeros((), self.dtype), self.shape)).shape
+        return Entry(shape, self.dtype, lambda: change(self.read()))
+
+
+def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entry]:
+    """Open a checkpoint as lazy entries.
+
+    Args:
+        source: path of an `.npz` file, or a mapping from key to array.
+
+    Returns:
+        key → `Entry`.
+
+    Raises:
+        CheckpointError: the file is missing, empty, no archive, truncated, pickled, or holds arrays that are not
+            numbers.
+    """
+    if isinstance(source, Mapping):
+        arrays = {key: np.asarray(value) for key, value in source.items()}
+        return {key: _checked(key, Entry(a.shape, a.dtype, a.view)) for key, a in arrays.items()}
+    path = os.fspath(source)
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file. Expected the path of an .npz checkpoint.")
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise CheckpointError(f"{path}: {_what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
+    members = [info for info in archive.infolist() if not info.is_dir()]
+    return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in members}
+
+
+def _what_it_is(path: str) -> str:
+    """What a file that is no archive looks like."""
+    with open(path, "rb") as file:
+        start = file.read(512)
+    if not start:
+        return "the file is empty"
+    if start.startswith(b"PK"):
+        return "the archive is truncated or broken; copy or download it again"
+    if start.startswith(b"\x80"):
+        return "a pickle, which could run code when it is read, and is refused"
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page, probably the answer to a failed download"
+    return "not an archive"
+
+
+def _npz_entry(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
+    key = info.filename.removesuffix(".npy")
+    with _npy_errors(path, key), archive.open(info) as member:
+        shape, fortran, dtype = _npy_header(member)
+        size = member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if dtype.hasobject:
+        raise CheckpointError(f"{path}: {key!r} is pickled, which could run code when it is read; it is refused.")
+    if size != info.file_size:
+        raise CheckpointError(f"{path}: {key!r} should have {size} bytes by its header. Received: {info.file_size}")
+
+    def read():
+        with _npy_errors(path, key), archive.open(info) as member:
+            _npy_header(member)
+            array = np.frombuffer(bytearray(member.read()), dtype)
+        return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+
+    return _checked(key, Entry(shape, dtype, read), path)
+
+
+def _npy_header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = npy.read_magic(member)
+    if version == (1, 0):
+        return npy.read_array_header_1_0(member)
+    if version == (2, 0):
+        return npy.read_array_header_2_0(member)
+    raise ValueError(f"NPY version {version} is not one that checkpoints use")
+
+
+@contextlib.contextmanager
+def _npy_errors(path: str, key: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    # zlib.error, EOFError, RuntimeError (encrypted), NotImplementedError (compression): all say "broken member".
+    except Exception as error:
+        raise CheckpointError(f"{path}: the array {key!r} cannot be read ({error}).") from error
+
+
+def _checked(key: str, entry: Entry, path: str = "the checkpoint") -> Entry:
+    """Only numbers; bfloat16, which NumPy files hold as two-byte void, becomes float32."""
+    if entry.dtype == np.dtype("V2"):
+        wide = entry.read
+        return Entry(entry.shape, np.dtype("float32"), lambda: _from_bfloat16(wide()))
+    if entry.dtype.name == "bfloat16" or entry.dtype.kind in "fiub":
+        return entry
+    raise CheckpointError(f"{path}: {key!r} holds {entry.dtype}. Expected numbers.")
+
+
+def _from_bfloat16(array: np.ndarray) -> np.ndarray:
+    return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def write_npz(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held before."""
+    path = os.path.abspath(os.fspath(path))
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with zipfile.ZipFile(temporary, "x", allowZip64=True) as archive:
+            for key in sorted(arrays):
+                with archive.open(key + ".npy", "w", force_zip64=True) as member:
+                    npy.write_array(member, np.asanyarray(arrays[key]), allow_pickle=False)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -1,0 +1,256 @@
+"""Weights from foreign checkpoints into models and back."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from vit_keras.checkpoints import eras, rules
+from vit_keras.checkpoints.arrays import CheckpointError, Entry, write_npz
+from vit_keras.checkpoints.facts import describe
+from vit_keras.checkpoints.maps import jax
+from vit_keras.checkpoints.source import Checkpoint, Numerics, open_checkpoint
+from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
+from vit_keras.checks import as_choice, as_pair
+from vit_keras.layers import AddPositionEmbs, Bottleneck, GridTables, Patches, TransformerBlock
+from vit_keras.records import Preprocessing, Resize, Weights
+from vit_keras.spec import Stem
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What a load did.
+
+    Args:
+        source: name of the file.
+        loaded: path of each filled variable → key of the array.
+        dropped: keys of arrays that were left out on purpose.
+        kept: paths of variables that keep their initial values.
+        source_grid, grid: of the position table in the file and in the model, (height, width); None without a table.
+    """
+
+    source: str
+    loaded: dict[str, str]
+    dropped: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    source_grid: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
+
+    def __str__(self):
+        lines = [f"{self.source}: {len(self.loaded)} arrays loaded"]
+        if self.source_grid != self.grid:
+            lines.append(f"position embeddings resized from {self.source_grid} to {self.grid}")
+        if self.dropped:
+            lines.append("left out: " + ", ".join(self.dropped))
+        if self.kept:
+            lines.append("left as they were: " + ", ".join(self.kept))
+        return "; ".join(lines)
+
+
+def load_weights_from(
+    model: keras.Model,
+    source: str | os.PathLike | Mapping[str, Any] | Checkpoint,
+    *,
+    top: bool | str = "if_fits",
+    resize: Resize | str | None = None,
+    source_grid: Any = None,
+    numerics: str = "match",
+) -> LoadReport:
+    """Load a checkpoint in the original JAX layout, of any era, into a model.
+
+    Everything is checked before the first variable changes: each array is claimed once, each variable filled once,
+    shapes agree, values are finite. A failed load leaves the model as it was.
+
+    ```python
+    report = load_weights_from(model, "ViT-B_16.npz", top=False)
+    ```
+
+    Args:
+        model: a model with one Vision Transformer of this library in it, alone or nested.
+        source: path of an `.npz` file, or a mapping from key to array.
+        top: False never loads the head; `"if_fits"` (default) loads it when shapes agree and else keeps the initial
+            one with a warning; True insists.
+        resize: rule for position tables of another grid. None (default) takes the format's own, `"align_corners"`;
+            others: `"bicubic"`, `"antialiased_bicubic"`, or a `vit_keras.records.Resize`.
+        source_grid: (height, width) of the stored position table. None (default): the square if its rows form one,
+            else the model's own grid if the counts agree.
+        numerics: `"match"` (default) refuses a model whose GELU or epsilon is not the source's; `"keep"` loads.
+
+    Returns:
+        A `LoadReport`.
+
+    Raises:
+        CheckpointError: the source cannot be read or does not fit; one message lists everything that is wrong.
+
+    Reference: big_vision `models/common.py`, `merge_params`, for the strictness; vision_transformer `checkpoint.py`,
+        `load_pretrained`, for what is loaded.
+    """
+    as_choice(top, "top", (True, False, "if_fits"))
+    as_choice(numerics, "numerics", ("match", "keep"))
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    backbone = rules.find_backbone(model)
+    context = Context(
+        jax.RESIZE if resize is None else Resize.of(resize),
+        checkpoint.prefix_rows,
+        None if source_grid is None else as_pair(source_grid, "source_grid"),
+    )
+    try:
+        if numerics == "match":
+            _check_numerics(backbone, checkpoint.numerics)
+        entries, targets = _select_top(checkpoint.entries, rules.collect_targets(backbone), top)
+        assignments = rules.match(jax.RULES, entries, targets, context)
+        _check_values(assignments, context, checkpoint.name)
+    except CheckpointError as error:
+        raise CheckpointError(_explain(error, checkpoint, backbone)) from None
+    for assignment in assignments:
+        assignment.target.variable.assign(assignment.value(context))
+    report = _report(checkpoint, backbone, assignments, context)
+    _keep_record(backbone, checkpoint, report, context.resize)
+    return report
+
+
+def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.ndarray]:
+    """The weights of a model as arrays in the original JAX layout.
+
+    Args:
+        model: a model with one Vision Transformer of this library in it.
+        naming: `"released"` (default), the names and shapes of the published files, or `"current"`, those the
+            original code writes today. Positions without a row for the class token, and attention pooling, take
+            big_vision's place for the table, `pos_embedding`.
+
+    Returns:
+        key → array, of the variables' dtype.
+
+    Raises:
+        CheckpointError: the model has parts that the layout has no names for.
+    """
+    as_choice(naming, "naming", ("released", "current"))
+    targets = rules.collect_targets(rules.find_backbone(model))
+    arrays = rules.export(jax.RULES, targets)
+    table = targets.get("Transformer_posembed_input/pos_embedding")
+    rowless_class = table is not None and "class_token/cls" in targets and not table.layer.prefix_tokens
+    if rowless_class or "MAPHead_0/probe" in targets:
+        arrays = eras.raise_positions(arrays)
+    return eras.to_released(arrays) if naming == "released" else arrays
+
+
+def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "released") -> None:
+    """Write a model's weights as an `.npz` checkpoint in the original JAX layout; see `export_arrays`."""
+    write_npz(path, export_arrays(model, naming))
+
+
+def _check_numerics(backbone: keras.Model, numerics: Numerics) -> None:
+    for layer in backbone.layers:
+        if isinstance(layer, TransformerBlock) and (layer.gelu, layer.epsilon) != numerics:
+            raise CheckpointError(
+                f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model has "
+                f"gelu={layer.gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass numerics='keep'"
+            )
+
+
+def _select_top(
+    entries: Mapping[str, Entry], targets: Mapping[str, Target], top: bool | str
+) -> tuple[dict[str, Entry], dict[str, Target]]:
+    """Without what stays out: a head that is not loaded, and the `pre_logits` that only the file has with it."""
+    file_head = {key: entry.shape for key, entry in entries.items() if key.startswith("head/")}
+    model_head = {path: target.shape for path, target in targets.items() if path.startswith("head/")}
+    load = top is True or (top == "if_fits" and bool(model_head) and file_head == model_head)
+    if top == "if_fits" and not load and model_head:
+        warnings.warn(
+            f"The head was not loaded and keeps its initial values: the file has {file_head or 'none'}, the model "
+            f"{model_head}.",
+            stacklevel=3,
+        )
+    if load:
+        return dict(entries), dict(targets)
+    skip_pre_logits = not any(path.startswith("pre_logits/") for path in targets)
+    skipped = ("head/", "pre_logits/") if skip_pre_logits else ("head/",)
+    return (
+        {key: entry for key, entry in entries.items() if not key.startswith(skipped)},
+        {path: target for path, target in targets.items() if not path.startswith("head/")},
+    )
+
+
+def _check_values(assignments: list[rules.Assignment], context: Context, name: str) -> None:
+    """Read every array once and let it go, so that a broken one is found before the model changes."""
+    problems = []
+    for assignment in assignments:
+        try:
+            value = assignment.value(context)
+        except CheckpointError as error:
+            problems.append(f" ~ {error}")
+            continue
+        if assignment.key == "head/kernel" and not value.any():
+            warnings.warn(
+                f"{name}: the head is all zeros, as in the released imagenet21k files: every class gets the same "
+                "logit. Use these weights for fine-tuning only.",
+                stacklevel=3,
+            )
+    if problems:
+        raise CheckpointError("\n".join(problems))
+
+
+def _explain(error: CheckpointError, checkpoint: Checkpoint, backbone: keras.Model) -> str:
+    """The error under a heading that names both architectures when they differ."""
+    facts = checkpoint.facts
+    theirs = describe(facts.width, facts.depth, facts.patch_size, facts.stem)
+    ours = _describe_model(backbone)
+    lines = [f"{checkpoint.name} does not fit model {backbone.name!r}; nothing was loaded."]
+    if theirs != ours:
+        name = theirs.rpartition(": ")[2]
+        known = f"this is {name}" if ": " in theirs else "no published size"
+        lines.append(f"The file holds {theirs.partition(': ')[0]}: {known}. The model has {ours}.")
+    if facts.map_head or not facts.class_token:
+        lines.append(f"The file's head belongs to pooling={facts.pooling!r}.")
+    return "\n".join([*lines, str(error)])
+
+
+def _describe_model(backbone: keras.Model) -> str:
+    embedding = next(layer for layer in backbone.layers if isinstance(layer, Patches))
+    depth = sum(isinstance(layer, TransformerBlock) for layer in backbone.layers)
+    root = next((layer for layer in backbone.layers if layer.name == "conv_root"), None)
+    stem = None
+    if root is not None:
+        units = [layer.name.partition("_")[0] for layer in backbone.layers if isinstance(layer, Bottleneck)]
+        stem = Stem(tuple(units.count(block) for block in dict.fromkeys(units)), root.filters / 64)
+    return describe(embedding.width, depth, embedding.patch_size, stem)
+
+
+def _report(
+    checkpoint: Checkpoint, backbone: keras.Model, assignments: list[rules.Assignment], context: Context
+) -> LoadReport:
+    loaded = {assignment.target.path: assignment.key for assignment in assignments}
+    table = next((layer for layer in backbone.layers if isinstance(layer, AddPositionEmbs) and layer.weights), None)
+    grid = source_grid = None
+    if table:
+        grid, source_grid = table.grid, resolve_grid(checkpoint.facts.places, table.grid, context.source_grid)
+    return LoadReport(
+        checkpoint.name,
+        loaded,
+        dropped=(*sorted(checkpoint.entries.keys() - set(loaded.values())), *checkpoint.left_out),
+        kept=tuple(sorted(rules.collect_targets(backbone).keys() - loaded.keys())),
+        source_grid=source_grid,
+        grid=grid,
+    )
+
+
+def _keep_record(backbone: keras.Model, checkpoint: Checkpoint, report: LoadReport, resize: Resize) -> None:
+    """Leave in the model what its weights are, and in its tables the rule by which they are resized."""
+    for layer in backbone.layers:
+        if isinstance(layer, GridTables):
+            layer.resize = resize
+        if isinstance(layer, Patches):
+            layer.record = Weights(
+                source=checkpoint.name,
+                format=jax.NAME,
+                gelu=checkpoint.numerics.gelu,
+                epsilon=checkpoint.numerics.epsilon,
+                resize=resize,
+                source_grid=report.source_grid,
+                grid=report.grid,
+                preprocessing=Preprocessing(),
+            ).to_dict()

@@ -1,0 +1,121 @@
+"""Older and newer layouts of the original format, brought to the names the code saves today.
+
+Each function takes and returns key → entry, and leaves alone what is not its era. Each begins with its story.
+"""
+
+import operator
+import re
+
+import numpy as np
+
+from vit_keras.checkpoints.arrays import CheckpointError, Entry
+
+Entries = dict[str, Entry]
+
+POSITIONS_KEY = "Transformer/posembed_input/pos_embedding"
+TOP_LEVEL_POSITIONS_KEY = "pos_embedding"
+
+_RELEASED_NAMES = {
+    "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
+    "LayerNorm_1": "LayerNorm_2",
+    "MlpBlock_0": "MlpBlock_3",
+}
+_BLOCK_PART = re.compile(r"(Transformer/encoderblock_\d+/)([^/]+)(/.+)")
+_GROUP_NORM = re.compile(r"(?:.+/)?gn(?:\d|_root|_proj)/(?:scale|bias)")
+_STACKED = "Transformer/encoderblock/"
+
+
+def strip_training_state(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+    """Training checkpoints of flax hold parameters beside the optimiser's state.
+
+    The old `flax.optim` wrote `opt/target/...` beside `opt/state/...`; big_vision writes `params/...`, with `opt/...`
+    beside it. Returns the parameters, and the keys that were left out.
+    """
+    for prefix in ("opt/target/", "params/"):
+        if any(key.startswith(prefix) for key in entries):
+            kept = {key.removeprefix(prefix): entry for key, entry in entries.items() if key.startswith(prefix)}
+            return kept, tuple(key for key in entries if not key.startswith(prefix))
+    return entries, ()
+
+
+def unstack_blocks(entries: Entries) -> Entries:
+    """big_vision models trained with `scan=True` hold all blocks in one array each, stacked on a leading axis."""
+    result = {}
+    for key, entry in entries.items():
+        if not key.startswith(_STACKED) or not entry.shape:
+            result[key] = entry
+            continue
+        shared = _read_once(entry)
+        for i in range(entry.shape[0]):
+            name = f"Transformer/encoderblock_{i}/{key.removeprefix(_STACKED)}"
+            result[name] = shared.then(operator.itemgetter(i))
+    return result
+
+
+def _read_once(entry: Entry) -> Entry:
+    """The entry, whose array stays in memory between two reads that follow each other."""
+    kept: list[np.ndarray] = []
+
+    def read():
+        if not kept:
+            kept.append(entry.read())
+        return kept[0]
+
+    return Entry(entry.shape, entry.dtype, read)
+
+
+def rename_pre_linen(entries: Entries) -> Entries:
+    """The released files number the parts of a block through: LayerNorm_0, MultiHeadDotProductAttention_1, LayerNorm_2,
+    MlpBlock_3. flax's linen, which the code moved to later, numbers each class by itself; the original loader renames
+    with `flax.training.checkpoints.convert_pre_linen`.
+    """
+    current = {released: name for name, released in _RELEASED_NAMES.items()}
+    result: Entries = {}
+    for key, entry in entries.items():
+        name = _rename_part(key, current)
+        if name in result:
+            raise CheckpointError(f"The file mixes released and current names: two arrays for {name!r}.")
+        result[name] = entry
+    return result
+
+
+def _rename_part(key: str, names: dict[str, str]) -> str:
+    return _BLOCK_PART.sub(lambda found: found[1] + names.get(found[2], found[2]) + found[3], key)
+
+
+def squeeze_group_norms(entries: Entries) -> Entries:
+    """Files saved before flax's GroupNorm changed hold its scale and bias as (1, 1, 1, C) (flax issue 1721); the
+    original loader squeezes them in `checkpoint._fix_groupnorm`.
+    """
+    return {
+        key: entry.then(lambda array: array.reshape(-1)) if _is_wide_group_norm(key, entry) else entry
+        for key, entry in entries.items()
+    }
+
+
+def _is_wide_group_norm(key: str, entry: Entry) -> bool:
+    return bool(_GROUP_NORM.fullmatch(key)) and len(entry.shape) == 4 and entry.shape[:3] == (1, 1, 1)
+
+
+def lower_positions(entries: Entries) -> tuple[Entries, int]:
+    """big_vision moved the position table out of the encoder to the top level, and adds it before the class token
+    joins, so it has no row for that token. Returns the entries, and the number of rows before the grid.
+    """
+    if TOP_LEVEL_POSITIONS_KEY not in entries:
+        return entries, int("cls" in entries)
+    if POSITIONS_KEY in entries:
+        raise CheckpointError(f"The file holds two position tables: {TOP_LEVEL_POSITIONS_KEY!r}, {POSITIONS_KEY!r}.")
+    return {POSITIONS_KEY if key == TOP_LEVEL_POSITIONS_KEY else key: entry for key, entry in entries.items()}, 0
+
+
+def to_released(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Current names and shapes to those of the released files."""
+    return {
+        _rename_part(key, _RELEASED_NAMES): array[None, None, None] if _GROUP_NORM.fullmatch(key) else array
+        for key, array in arrays.items()
+    }
+
+
+def raise_positions(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The position table at the top level, as big_vision has it."""
+    return {TOP_LEVEL_POSITIONS_KEY if key == POSITIONS_KEY else key: array for key, array in arrays.items()}

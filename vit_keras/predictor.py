@@ -1,0 +1,111 @@
+"""From image files to labels."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from scipy.special import softmax
+
+from vit_keras import preprocessing, registry
+from vit_keras.checkpoints import CheckpointError
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One class of one image: its index, label and probability in 0..1."""
+
+    index: int
+    label: str
+    probability: float
+
+
+class Predictor:
+    """A model with its preprocessing and labels.
+
+    ```python
+    predictor = Predictor("digits.keras", labels=["zero", "one", ...])
+    for prediction in predictor("photo.png", top=3):
+        print(prediction.label, prediction.probability)
+    ```
+
+    Args:
+        model: a Keras model of this library, or the path of a `.keras` file or of an `.npz` checkpoint in the
+            original layout.
+        labels: name of each class; None (default) uses the indices.
+        **options: with an `.npz`, arguments of `registry.from_checkpoint` such as `image_size`.
+
+    Raises:
+        CheckpointError: the file cannot be read as a model.
+        ValueError: the number of labels is not the number of classes.
+    """
+
+    def __init__(self, model: keras.Model | str | os.PathLike, labels: Sequence[str] | None = None, **options: Any):
+        self.model = model if isinstance(model, keras.Model) else load_model(model, **options)
+        self.preprocessing = preprocessing.of(self.model)
+        classes = self.model.output_shape[-1]
+        if labels is not None and len(labels) != classes:
+            raise ValueError(f"The model has {classes} classes. Received: {len(labels)} labels")
+        self.labels = [str(label) for label in (range(classes) if labels is None else labels)]
+
+    def __call__(self, image: Any, top: int = 5) -> list[Prediction]:
+        """The most probable classes of one image: a path, file object, Pillow image or array (H, W, 3) in 0..255."""
+        return next(self.stream([image], top=top))
+
+    def stream(self, images: Iterable[Any], top: int = 5, batch_size: int = 8) -> Iterator[list[Prediction]]:
+        """The most probable classes of each image, in order, computed in batches of `batch_size`."""
+        return self.stream_prepared(map(self.prepare, images), top, batch_size)
+
+    def stream_prepared(
+        self, images: Iterable[np.ndarray], top: int = 5, batch_size: int = 8
+    ) -> Iterator[list[Prediction]]:
+        """As `stream`, for images that went through `prepare`."""
+        batch: list[np.ndarray] = []
+        for image in images:
+            batch.append(image)
+            if len(batch) == batch_size:
+                yield from self._predict(batch, top)
+                batch = []
+        if batch:
+            yield from self._predict(batch, top)
+
+    def prepare(self, image: Any) -> np.ndarray:
+        """One image as the model takes it, float32 (H, W, C).
+
+        Raises:
+            preprocessing.ImageError: it is not an image that can be read.
+        """
+        pixels = image if isinstance(image, np.ndarray) else preprocessing.read_image(image)
+        height, width = self.model.input_shape[1:3]
+        size = (height or pixels.shape[0], width or pixels.shape[1])
+        return preprocessing.preprocess(pixels, size, self.preprocessing)
+
+    def _predict(self, batch: list[np.ndarray], top: int) -> Iterator[list[Prediction]]:
+        outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(np.stack(batch)))
+        for probabilities in self._probabilities(outputs):
+            order = np.argsort(-probabilities, kind="stable")[:top]
+            yield [Prediction(int(index), self.labels[index], float(probabilities[index])) for index in order]
+
+    def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs (B, K) as probabilities: softmax of logits; the outputs themselves if the head has an activation."""
+        head = getattr(self.model.layers[-1], "activation", None)
+        if head not in (None, keras.activations.linear):
+            return outputs
+        return softmax(outputs, axis=-1)
+
+
+def load_model(path: str | os.PathLike, **options: Any) -> keras.Model:
+    """Load a `.keras` file (in safe mode) or build the model of an `.npz` checkpoint.
+
+    Raises:
+        CheckpointError: the file is missing, or neither of the two.
+    """
+    path = os.fspath(path)
+    if not path.endswith(".keras"):
+        return registry.from_checkpoint(path, **options)
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a Keras model that can be loaded ({str(error).splitlines()[0]})") from error

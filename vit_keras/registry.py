@@ -1,0 +1,106 @@
+"""Where names meet families."""
+
+import fnmatch
+from typing import Any
+
+import keras
+
+from vit_keras import checkpoints, hybrid, vit
+from vit_keras.spec import SIZES, Variant, ViTSpec
+from vit_keras.variants import variant_spec
+
+FAMILIES = (vit, hybrid)
+VARIANTS: dict[str, Variant] = {name: row for family in FAMILIES for name, row in family.VARIANTS.items()}
+PARAMETERS: dict[str, int] = {name: count for family in FAMILIES for name, count in family.PARAMETERS.items()}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the published architectures, families in order, small to large.
+
+    Args:
+        pattern: shell pattern such as `"vit_b*"`. Default: all.
+    """
+    return [name for name in VARIANTS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def spec_of(name: str, **options: Any) -> ViTSpec:
+    """The checked spec of a published architecture.
+
+    Args:
+        name: as `list_models` gives it.
+        **options: fields of `vit_keras.spec.ViTSpec` to change.
+
+    Raises:
+        ValueError: there is no model of this name; the nearest names are listed.
+    """
+    if name not in VARIANTS:
+        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
+    return variant_spec(name, VARIANTS[name], **options)
+
+
+def create(name: str, **options: Any) -> keras.Model:
+    """Build a published architecture by name: `create("vit_b16", ...)` is `vit.vit_b16(...)`.
+
+    Args:
+        name: as `list_models` gives it.
+        **options: arguments of the constructor, see `vit_keras.vit.vit_b16`.
+
+    Raises:
+        ValueError: there is no model of this name.
+    """
+    family = next((family for family in FAMILIES if name in family.VARIANTS), None)
+    if family is None:
+        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
+    return getattr(family, name)(**options)
+
+
+def from_checkpoint(source: Any, **options: Any) -> keras.Model:
+    """Build the very model a checkpoint was saved from, whatever its size, with its weights.
+
+    ```python
+    model = from_checkpoint("my_vit.npz")
+    ```
+
+    Args:
+        source: path of an `.npz` checkpoint in the original layout, of a ViT or a hybrid.
+        **options: fields of `vit_keras.spec.ViTSpec` to change, such as `image_size` (default: that of the position
+            table, if it is square), `activation` or `include_top`.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its image size is not known and not given.
+    """
+    checkpoint = checkpoints.open_checkpoint(source)
+    facts = checkpoint.facts
+    if options.get("image_size") is None and "native_size" not in options and facts.native_size is None:
+        raise checkpoints.CheckpointError(
+            f"{checkpoint.name} holds a position table of {facts.places} places, which is no square: "
+            "pass image_size=(height, width)."
+        )
+    known = {
+        "width": facts.width,
+        "depth": facts.depth,
+        "num_heads": facts.num_heads,
+        "mlp_dim": facts.mlp_dim,
+        "patch_size": facts.patch_size,
+        "in_channels": facts.in_channels,
+        "stem": facts.stem,
+        "pooling": facts.pooling,
+        "class_token": facts.class_token,
+        "class_position": facts.class_position or None,
+        "position": "learned_1d" if facts.places else "none",
+        "image_size": facts.native_size,
+        "classes": facts.classes or 1000,
+        "include_top": facts.classes is not None,
+        "representation_size": facts.representation_size,
+        "gelu": checkpoint.numerics.gelu,
+        "epsilon": checkpoint.numerics.epsilon,
+    }
+    if facts.class_token and not facts.class_position:
+        known["class_position"] = False
+    spec = ViTSpec(**{**known, **options})
+    model = (vit if spec.stem is None else hybrid).build(spec)
+    checkpoints.load_weights_from(model, checkpoint, top=spec.include_top)
+    return model
+
+
+__all__ = ["PARAMETERS", "SIZES", "VARIANTS", "create", "from_checkpoint", "list_models", "spec_of"]

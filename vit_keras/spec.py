@@ -1,0 +1,190 @@
+"""Frozen descriptions of architectures that check themselves. Imports no Keras."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from vit_keras.checks import REMAINDERS, as_choice, as_int, as_pair, as_rate, grid_of
+
+
+class Size(NamedTuple):
+    """Width D, number of blocks L, MLP width and number of heads A of a Transformer."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+
+
+# B, L, H: Dosovitskiy et al. 2021 (arXiv 2010.11929), Table 1. Ti, S: Steiner et al. 2022 (AugReg), Table 2 after
+# Touvron et al. 2021 (DeiT). g, G: Zhai et al. 2022 (Scaling Vision Transformers), Table 2. So400m: Alabdulmohsin et
+# al. 2023 (SoViT). The numbers are those of vision_transformer `models.py` and big_vision `models/vit.py`.
+SIZES = {
+    "Ti": Size(192, 12, 768, 3),
+    "S": Size(384, 12, 1536, 6),
+    "B": Size(768, 12, 3072, 12),
+    "L": Size(1024, 24, 4096, 16),
+    "So400m": Size(1152, 27, 4304, 16),
+    "H": Size(1280, 32, 5120, 16),
+    "g": Size(1408, 40, 6144, 16),
+    "G": Size(1664, 48, 8192, 16),
+}
+
+
+def size_letter(width: int, depth: int) -> str | None:
+    """The published name of a Transformer of this width and depth, or None."""
+    return next((letter for letter, size in SIZES.items() if (size.width, size.depth) == (width, depth)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One named architecture: a line of a family's `VARIANTS`.
+
+    Args:
+        size: key of `SIZES`.
+        patch_size: patch size in pixels of the map that is cut (the image, or the stem's output for hybrids).
+        image_size: default image height and width in pixels.
+        stem_layers: bottleneck units per ResNet stage; `()` is the root alone; None is no stem.
+        stage: last ResNet stage that is used; with 3, the units of stage 4 join stage 3 (the paper's R50x1+ViT/16).
+    """
+
+    size: str
+    patch_size: int
+    image_size: int
+    stem_layers: tuple[int, ...] | None = None
+    stage: int | None = None
+
+
+POOLINGS = ("token", "gap", "map", None)
+TABLE_POSITIONS = ("learned_1d", "learned_2d", "sincos_2d")
+RELATIVE_POSITIONS = ("relative", "relative_bias")
+POSITIONS = ("none", *TABLE_POSITIONS, *RELATIVE_POSITIONS)
+GELUS = ("tanh", "exact")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stem:
+    """ResNet stem of a hybrid: root (1/4 of the image), then stages of bottleneck units (1/4, 1/8, 1/16, 1/32)."""
+
+    layers: tuple[int, ...]
+    width_factor: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Channels of the root."""
+        return int(64 * self.width_factor)
+
+    @property
+    def stride(self) -> int:
+        """Image pixels per pixel of the stem's map."""
+        return 4 * 2 ** max(len(self.layers) - 1, 0)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the stem's map."""
+        return self.width * 4 * 2 ** (len(self.layers) - 1) if self.layers else self.width
+
+    def map_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the stem's map: each of its strided SAME convolutions and pools rounds up."""
+        height, width = image_size
+        for _ in range(int(math.log2(self.stride))):
+            height, width = -(-height // 2), -(-width // 2)
+        return height, width
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTSpec:
+    """Everything that decides a model's architecture, checked. `vit.build_model` documents the fields.
+
+    Raises:
+        ValueError: a field is out of its range, or two fields contradict each other.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    patch_size: tuple[int, int]
+    image_size: tuple[int, int] | None = (224, 224)
+    native_size: tuple[int, int] | None = None
+    in_channels: int = 3
+    classes: int = 1000
+    activation: Any = "linear"
+    include_top: bool = True
+    representation_size: int | None = None
+    head_bias: float = 0.0
+    pooling: str | None = "token"
+    class_token: bool | None = None
+    registers: int = 0
+    position: str | None = "learned_1d"
+    class_position: bool | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+    layer_scale: float | None = None
+    qkv_bias: bool = True
+    gelu: str | None = "tanh"
+    epsilon: float | None = 1e-6
+    remainder: str = "error"
+    stem: Stem | None = None
+    dtype: Any = None
+    name: str = "vit"
+
+    def __post_init__(self):
+        self._check_numbers()
+        self._check_tokens()
+        if self.image_size is None:
+            self._set(native_size=as_pair(self.native_size or 224, "native_size"))
+        else:
+            if self.native_size is not None:
+                raise ValueError("`native_size` belongs to `image_size=None`: a model of one size is its own native.")
+            self._set(image_size=as_pair(self.image_size, "image_size"))
+        _ = self.grid
+
+    def _set(self, **values):
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_numbers(self):
+        for name in ("width", "depth", "num_heads", "mlp_dim", "in_channels", "classes"):
+            self._set(**{name: as_int(getattr(self, name), name)})
+        for name in ("dropout", "attention_dropout", "drop_path"):
+            self._set(**{name: as_rate(getattr(self, name), name)})
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"The width must be divisible by the number of heads. Received: hidden_size={self.width}, "
+                f"num_heads={self.num_heads}"
+            )
+        representation = as_int(self.representation_size or 0, "representation_size", minimum=0) or None
+        self._set(patch_size=as_pair(self.patch_size, "patch_size"), representation_size=representation)
+        self._set(gelu=as_choice(self.gelu or "tanh", "gelu", GELUS), epsilon=float(self.epsilon or 1e-6))
+        as_choice(self.remainder, "remainder", REMAINDERS)
+
+    def _check_tokens(self):
+        as_choice(self.pooling, "pooling", POOLINGS)
+        position = as_choice(self.position or "none", "position", POSITIONS)
+        class_token = self.pooling == "token" if self.class_token is None else bool(self.class_token)
+        if self.pooling == "token" and not class_token:
+            raise ValueError("pooling='token' reads the class token: it needs class_token=True, or another pooling.")
+        if self.class_position and not (position == "learned_1d" and class_token):
+            raise ValueError(
+                "class_position=True gives the class token a row of the position table: it needs "
+                f"position='learned_1d' and a class token. Received: position={position!r}, class_token={class_token}"
+            )
+        has_row = position == "learned_1d" and class_token and self.class_position is not False
+        registers = as_int(self.registers, "registers", minimum=0)
+        self._set(position=position, class_token=class_token, class_position=has_row, registers=registers)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that stand before the patch tokens: class token and registers."""
+        return int(bool(self.class_token)) + self.registers
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(height, width) in patches of the position table: of the image, or of the native size for any size."""
+        size = self.image_size or self.native_size
+        assert size is not None
+        if self.stem is None:
+            return grid_of(size, self.patch_size, self.remainder)
+        return grid_of(self.stem.map_size(size), self.patch_size, self.remainder, self.stem.stride)

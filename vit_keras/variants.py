@@ -1,0 +1,139 @@
+"""From a line of a family's `VARIANTS` to its constructor: old arguments kept, and what a file of weights decides."""
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from vit_keras import checkpoints
+from vit_keras.spec import SIZES, Stem, Variant, ViTSpec
+
+NAMED_WEIGHTS = ("imagenet21k+imagenet2012", "imagenet21k")
+
+
+def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], keras.Model]) -> Callable:
+    """The function `vit_b16(...)` and its like, made from a line of `VARIANTS`."""
+
+    def construct(
+        image_size: Any = variant.image_size,
+        classes: int = 1000,
+        activation: Any = "linear",
+        include_top: bool = True,
+        pretrained: bool = True,
+        pretrained_top: bool = True,
+        weights: Any = "imagenet21k+imagenet2012",
+        **options: Any,
+    ) -> keras.Model:
+        options = {**options, "image_size": image_size, "activation": activation, "include_top": include_top}
+        path = weights_path(variant_name, pretrained, weights)
+        if path is None:
+            if options.get("representation_size") is None and weights == "imagenet21k":
+                options["representation_size"] = SIZES[variant.size].width  # all of these files have pre_logits
+            return build(variant_spec(variant_name, variant, classes=classes, **options))
+        source = checkpoints.open_checkpoint(path)
+        load_top = include_top and pretrained_top
+        if load_top:
+            classes = classes_of(source, classes)
+        spec = variant_spec(variant_name, variant, classes=classes, **fill_from(source, options))
+        model = build(spec)
+        checkpoints.load_weights_from(model, source, top=load_top)
+        return model
+
+    construct.__name__ = construct.__qualname__ = variant_name
+    construct.__doc__ = _DOCUMENTATION.format(name=variant_name, variant=variant, size=SIZES[variant.size])
+    construct.__signature__ = inspect.signature(construct)  # type: ignore[attr-defined]
+    return construct
+
+
+_DOCUMENTATION = """{name}: {size.depth} blocks, width {size.width}, {size.num_heads} heads, patch {variant.patch_size}.
+
+Args:
+    image_size: an integer, a pair (height, width), or None for any size at call time. Default {variant.image_size}.
+    classes: outputs of the head. Default 1000.
+    activation: of the head. Default `"linear"`.
+    include_top: whether the head is built. Default True.
+    pretrained: whether `weights` are loaded. Default True.
+    pretrained_top: whether they include the head; False leaves it new. Ignored without head or pretrained.
+    weights: path of an `.npz` checkpoint in the original layout. Position embeddings are resized to the image size.
+    **options: further arguments of `vit_keras.vit.build_model`. What the weights decide (`representation_size`,
+        `class_position`, `native_size`, `gelu`, `epsilon`) is taken from them unless given.
+
+Returns:
+    A functional `keras.Model`: (B, H, W, 3) -> (B, classes).
+
+Raises:
+    ValueError: an argument is out of its range, or a path is given with `pretrained=False`.
+    vit_keras.checkpoints.CheckpointError: the file does not fit the model; no weight was changed.
+"""
+
+
+def variant_spec(variant_name: str, variant: Variant, **options: Any) -> ViTSpec:
+    """The spec of a published model, with changes."""
+    size = SIZES[variant.size]
+    stage = options.pop("stage", variant.stage)
+    stem = None
+    if variant.stem_layers is not None:
+        stem = Stem(merge_stages(variant.stem_layers, stage))
+    options = {"image_size": variant.image_size, "stem": stem, "name": variant_name.replace("_", "-"), **options}
+    return ViTSpec(**size._asdict(), patch_size=(variant.patch_size, variant.patch_size), **options)
+
+
+def merge_stages(stem_layers: tuple[int, ...], stage: int | None) -> tuple[int, ...]:
+    """Units per stage when `stage` is the last: with 3, the fourth stage's units join the third (section 4.1)."""
+    if stage not in (None, 3, 4) or (stage is not None and len(stem_layers) != 4):
+        raise ValueError(
+            f"`stage` must be 3 or 4, for a stem of four stages, or None. Received: stage={stage!r}, with "
+            f"{len(stem_layers)} stages"
+        )
+    if stage == 3:
+        return (*stem_layers[:2], stem_layers[2] + stem_layers[3])
+    return stem_layers
+
+
+def weights_path(variant_name: str, pretrained: bool, weights: Any) -> str | None:
+    """The path to load, or None when nothing is loaded; refuses what contradicts itself or is not there yet."""
+    is_name = weights is None or weights in NAMED_WEIGHTS
+    if not pretrained:
+        if not is_name:
+            raise ValueError(f"weights={weights!r} is given together with pretrained=False: leave one of them out.")
+        return None
+    if is_name:
+        raise ValueError(
+            f"Downloading weights by name ({weights!r}) is not there yet: pass the path of a downloaded checkpoint, "
+            f"{variant_name}(weights='/path/file.npz'), or pretrained=False for a model with new weights."
+        )
+    return os.fspath(weights)
+
+
+def classes_of(source: checkpoints.Checkpoint, classes: int) -> int:
+    """Number of classes of the source's head; warns, as the old vit-keras did, when it is not what was asked for."""
+    found = source.facts.classes
+    if found is None:
+        raise checkpoints.CheckpointError(
+            f"{source.name} holds no head: pass pretrained_top=False for a new one, or include_top=False for none."
+        )
+    if found != classes:
+        warnings.warn(
+            f"Can only use pretrained_top with {source.name} if classes = {found}. Setting manually.", UserWarning, 3
+        )
+    return found
+
+
+def fill_from(source: checkpoints.Checkpoint, options: dict) -> dict:
+    """Options left open are decided by the weights."""
+    facts = source.facts
+    known: dict[str, Any] = {
+        "representation_size": facts.representation_size,
+        "class_position": facts.class_position if facts.class_token else None,
+        "gelu": source.numerics.gelu,
+        "epsilon": source.numerics.epsilon,
+    }
+    if options["image_size"] is None:
+        known["native_size"] = facts.native_size
+    if options.get("position", "learned_1d") != "learned_1d":
+        known.pop("class_position")
+    given = {name: value for name, value in options.items() if value is not None or name not in known}
+    return {**known, **given}
