@@ -1,5 +1,6 @@
 """Pixels in: reading image files, and what the weights expect of pixels."""
 
+import contextlib
 import os
 from typing import IO, Any
 
@@ -35,9 +36,10 @@ def read_image(source: str | os.PathLike | IO[bytes] | Image.Image) -> np.ndarra
     """
     name = getattr(source, "name", source) if not isinstance(source, Image.Image) else "image"
     try:
-        image = source if isinstance(source, Image.Image) else Image.open(source)
-        image = ImageOps.exif_transpose(image)
-        return np.asarray(_to_rgb(image), dtype=np.uint8)
+        # Pillow closes what it opened itself, and leaves the caller's file object and image alone.
+        opened = contextlib.nullcontext(source) if isinstance(source, Image.Image) else Image.open(source)
+        with opened as image:
+            return np.asarray(_to_rgb(ImageOps.exif_transpose(image)), dtype=np.uint8)
     except FileNotFoundError as error:
         raise ImageError(f"{name}: there is no such file.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -119,8 +119,8 @@ def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.
     Args:
         model: a model with one Vision Transformer of this library in it.
         naming: `"released"` (default), the names and shapes of the published files, or `"current"`, those the
-            original code writes today. Positions without a row for the class token, and attention pooling, take
-            big_vision's place for the table, `pos_embedding`.
+            original code writes today. A table without a row for a class token that is there, or beside attention
+            pooling, takes big_vision's place, `pos_embedding`.
 
     Returns:
         key → array, of the variables' dtype.
@@ -132,8 +132,8 @@ def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.
     targets = rules.collect_targets(rules.find_backbone(model))
     arrays = rules.export(jax.RULES, targets)
     table = targets.get("Transformer_posembed_input/pos_embedding")
-    rowless_class = table is not None and "class_token/cls" in targets and not table.layer.prefix_tokens
-    if rowless_class or "MAPHead_0/probe" in targets:
+    has_rows = table is None or table.layer.prefix_tokens
+    if not has_rows and ("class_token/cls" in targets or "MAPHead_0/probe" in targets):
         arrays = eras.raise_positions(arrays)
     return eras.to_released(arrays) if naming == "released" else arrays
 
