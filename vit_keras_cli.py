@@ -41,7 +41,11 @@ def models(pattern, as_json):
 @click.option("--labels", metavar="FILE", help="Class names, one a line. Default: the indices.")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Classes per image.")
 @click.option(
-    "--image-size", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="For .npz. Default: the file's."
+    "--image-size",
+    nargs=2,
+    type=click.IntRange(min=1),
+    metavar="HEIGHT WIDTH",
+    help="Size images are resized to. Default: the model's.",
 )
 @click.option("--batch-size", default=8, show_default=True, type=click.IntRange(min=1), help="Images at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per image.")

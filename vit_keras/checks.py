@@ -69,9 +69,9 @@ def grid_of(size: tuple[int, int], patch_size: tuple[int, int], remainder: str, 
     if not rows or not columns or (uneven and remainder == "error"):
         below = [max(length // patch, 1) * patch * stride for length, patch in zip(size, patch_size)]
         above = [-(-length // patch) * patch * stride for length, patch in zip(size, patch_size)]
-        what = "image" if stride == 1 else f"feature map (1/{stride} of the image)"
+        what = "An image" if stride == 1 else f"A feature map (1/{stride} of the image)"
         raise ValueError(
-            f"A {what} of height and width {size} is not divisible into patches of {patch_size}. The nearest image "
+            f"{what} of height and width {size} is not divisible into patches of {patch_size}. The nearest image "
             f"sizes that work are {tuple(below)} and {tuple(above)}; or pass remainder='pad' or remainder='crop'."
         )
     return rows, columns

@@ -1,6 +1,7 @@
 """From image files to labels."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from scipy.special import softmax
 
 from vit_keras import preprocessing, registry
 from vit_keras.checkpoints import CheckpointError
+from vit_keras.checks import as_pair
+from vit_keras.layers import Bottleneck, GridTables, Patches, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +38,28 @@ class Predictor:
         model: a Keras model of this library, or the path of a `.keras` file or of an `.npz` checkpoint in the
             original layout.
         labels: name of each class; None (default) uses the indices.
-        **options: with an `.npz`, arguments of `registry.from_checkpoint` such as `image_size`.
+        image_size: height and width in pixels to which images are resized. None (default): the model's own, or for a
+            model of any size the one whose position table it holds.
+        **options: with an `.npz`, arguments of `registry.from_checkpoint`.
 
     Raises:
         CheckpointError: the file cannot be read as a model.
-        ValueError: the number of labels is not the number of classes.
+        ValueError: the number of labels is not the number of classes, or the model does not take this image size.
     """
 
-    def __init__(self, model: keras.Model | str | os.PathLike, labels: Sequence[str] | None = None, **options: Any):
-        self.model = model if isinstance(model, keras.Model) else load_model(model, **options)
+    def __init__(
+        self,
+        model: keras.Model | str | os.PathLike,
+        labels: Sequence[str] | None = None,
+        image_size: Any = None,
+        **options: Any,
+    ):
+        if not isinstance(model, keras.Model):
+            if image_size is not None and not os.fspath(model).endswith(".keras"):
+                options["image_size"] = image_size
+            model = load_model(model, **options)
+        self.model = model
+        self.image_size = input_size(model, image_size)
         self.preprocessing = preprocessing.of(self.model)
         classes = self.model.output_shape[-1]
         if labels is not None and len(labels) != classes:
@@ -78,9 +94,7 @@ class Predictor:
             preprocessing.ImageError: it is not an image that can be read.
         """
         pixels = image if isinstance(image, np.ndarray) else preprocessing.read_image(image)
-        height, width = self.model.input_shape[1:3]
-        size = (height or pixels.shape[0], width or pixels.shape[1])
-        return preprocessing.preprocess(pixels, size, self.preprocessing)
+        return preprocessing.preprocess(pixels, self.image_size, self.preprocessing)
 
     def _predict(self, batch: list[np.ndarray], top: int) -> Iterator[list[Prediction]]:
         outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(np.stack(batch)))
@@ -94,6 +108,33 @@ class Predictor:
         if head not in (None, keras.activations.linear):
             return outputs
         return softmax(outputs, axis=-1)
+
+
+def input_size(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
+    """Height and width of the images to give a model: `wanted` if it takes them, by default its own.
+
+    Raises:
+        ValueError: the model has another fixed size, or takes any size and has none of its own.
+    """
+    fixed = tuple(model.input_shape[1:3])
+    if wanted is not None:
+        wanted = as_pair(wanted, "image_size")
+        if any(length not in (None, asked) for length, asked in zip(fixed, wanted)):
+            raise ValueError(
+                f"Model {model.name!r} takes images of height and width {fixed}. Received: image_size={wanted}. Build "
+                "it at that size and load its weights, which resizes the position embeddings."
+            )
+        return wanted
+    if None not in fixed:
+        return fixed
+    inner = list(walk(model))
+    table = next((layer for layer in inner if isinstance(layer, GridTables) and layer.weights), None)
+    if table is None:
+        raise ValueError(f"Model {model.name!r} takes images of any size and has none of its own: pass image_size.")
+    patch = next(layer.patch_size for layer in inner if isinstance(layer, Patches))
+    stride = 4 if any(layer.name == "conv_root" for layer in inner) else 1
+    stride *= math.prod(layer.strides for layer in inner if isinstance(layer, Bottleneck))
+    return table.grid[0] * patch[0] * stride, table.grid[1] * patch[1] * stride
 
 
 def load_model(path: str | os.PathLike, **options: Any) -> keras.Model:

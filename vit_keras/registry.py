@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from vit_keras import checkpoints, hybrid, vit
+from vit_keras.checks import as_pair
 from vit_keras.spec import SIZES, Variant, ViTSpec
 from vit_keras.variants import variant_spec
 
@@ -23,7 +24,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in VARIANTS if fnmatch.fnmatchcase(name, pattern)]
 
 
-def spec_of(name: str, **options: Any) -> ViTSpec:
+def spec_of(name: str, /, **options: Any) -> ViTSpec:
     """The checked spec of a published architecture.
 
     Args:
@@ -38,7 +39,7 @@ def spec_of(name: str, **options: Any) -> ViTSpec:
     return variant_spec(name, VARIANTS[name], **options)
 
 
-def create(name: str, **options: Any) -> keras.Model:
+def create(name: str, /, **options: Any) -> keras.Model:
     """Build a published architecture by name: `create("vit_b16", ...)` is `vit.vit_b16(...)`.
 
     Args:
@@ -54,8 +55,8 @@ def create(name: str, **options: Any) -> keras.Model:
     return getattr(family, name)(**options)
 
 
-def from_checkpoint(source: Any, **options: Any) -> keras.Model:
-    """Build the very model a checkpoint was saved from, whatever its size, with its weights.
+def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None, **options: Any) -> keras.Model:
+    """Build the model a checkpoint was saved from, whatever its size, with its weights.
 
     ```python
     model = from_checkpoint("my_vit.npz")
@@ -63,18 +64,22 @@ def from_checkpoint(source: Any, **options: Any) -> keras.Model:
 
     Args:
         source: path of an `.npz` checkpoint in the original layout, of a ViT or a hybrid.
+        source_grid, resize: as in `vit_keras.load_weights_from`.
         **options: fields of `vit_keras.spec.ViTSpec` to change, such as `image_size` (default: that of the position
-            table, if it is square), `activation` or `include_top`.
+            table, if it is square), `classes` (other than the file's: with a new head), `include_top`, or `pooling`,
+            which a file does not tell (default: `"token"` with a class token, `"gap"` without, `"map"` with a MAP
+            head).
 
     Raises:
         CheckpointError: the file cannot be read, or its image size is not known and not given.
     """
     checkpoint = checkpoints.open_checkpoint(source)
     facts = checkpoint.facts
-    if options.get("image_size") is None and "native_size" not in options and facts.native_size is None:
+    native = facts.native_size if source_grid is None else facts.image_size_of(as_pair(source_grid, "source_grid"))
+    if options.get("image_size") is None and "native_size" not in options and native is None:
         raise checkpoints.CheckpointError(
             f"{checkpoint.name} holds a position table of {facts.places} places, which is no square: "
-            "pass image_size=(height, width)."
+            "pass image_size=(height, width) or source_grid=(height, width)."
         )
     known = {
         "width": facts.width,
@@ -88,7 +93,7 @@ def from_checkpoint(source: Any, **options: Any) -> keras.Model:
         "class_token": facts.class_token,
         "class_position": facts.class_position or None,
         "position": "learned_1d" if facts.places else "none",
-        "image_size": facts.native_size,
+        "image_size": native,
         "classes": facts.classes or 1000,
         "include_top": facts.classes is not None,
         "representation_size": facts.representation_size,
@@ -97,9 +102,12 @@ def from_checkpoint(source: Any, **options: Any) -> keras.Model:
     }
     if facts.class_token and not facts.class_position:
         known["class_position"] = False
+    if "image_size" in options and options["image_size"] is None:
+        known["native_size"] = native
     spec = ViTSpec(**{**known, **options})
     model = (vit if spec.stem is None else hybrid).build(spec)
-    checkpoints.load_weights_from(model, checkpoint, top=spec.include_top)
+    top = spec.include_top and spec.classes == facts.classes
+    checkpoints.load_weights_from(model, checkpoint, top=top, source_grid=source_grid, resize=resize)
     return model
 
 

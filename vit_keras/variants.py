@@ -25,6 +25,8 @@ def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], 
         pretrained: bool = True,
         pretrained_top: bool = True,
         weights: Any = "imagenet21k+imagenet2012",
+        source_grid: Any = None,
+        resize: Any = None,
         **options: Any,
     ) -> keras.Model:
         options = {**options, "image_size": image_size, "activation": activation, "include_top": include_top}
@@ -39,7 +41,7 @@ def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], 
             classes = classes_of(source, classes)
         spec = variant_spec(variant_name, variant, classes=classes, **fill_from(source, options))
         model = build(spec)
-        checkpoints.load_weights_from(model, source, top=load_top)
+        checkpoints.load_weights_from(model, source, top=load_top, source_grid=source_grid, resize=resize)
         return model
 
     construct.__name__ = construct.__qualname__ = variant_name
@@ -58,6 +60,7 @@ Args:
     pretrained: whether `weights` are loaded. Default True.
     pretrained_top: whether they include the head; False leaves it new. Ignored without head or pretrained.
     weights: path of an `.npz` checkpoint in the original layout. Position embeddings are resized to the image size.
+    source_grid, resize: of the weights' position table, as in `vit_keras.load_weights_from`.
     **options: further arguments of `vit_keras.vit.build_model`. What the weights decide (`representation_size`,
         `class_position`, `native_size`, `gelu`, `epsilon`) is taken from them unless given.
 
@@ -105,7 +108,13 @@ def weights_path(variant_name: str, pretrained: bool, weights: Any) -> str | Non
             f"Downloading weights by name ({weights!r}) is not there yet: pass the path of a downloaded checkpoint, "
             f"{variant_name}(weights='/path/file.npz'), or pretrained=False for a model with new weights."
         )
-    return os.fspath(weights)
+    path = os.fspath(weights)
+    if not os.path.exists(path) and not os.path.splitext(path)[1] and os.sep not in path:
+        raise ValueError(
+            f"There are no weights called {path!r}. Expected a name, {' or '.join(map(repr, NAMED_WEIGHTS))}, or the "
+            "path of an .npz checkpoint."
+        )
+    return path
 
 
 def classes_of(source: checkpoints.Checkpoint, classes: int) -> int:
@@ -127,13 +136,14 @@ def fill_from(source: checkpoints.Checkpoint, options: dict) -> dict:
     facts = source.facts
     known: dict[str, Any] = {
         "representation_size": facts.representation_size,
-        "class_position": facts.class_position if facts.class_token else None,
         "gelu": source.numerics.gelu,
         "epsilon": source.numerics.epsilon,
     }
     if options["image_size"] is None:
         known["native_size"] = facts.native_size
-    if options.get("position", "learned_1d") != "learned_1d":
-        known.pop("class_position")
+    # Otherwise a model without class token or table would be refused for a row that nobody asked for.
+    has_class_token = options.get("class_token", options.get("pooling", "token") == "token")
+    if facts.class_token and has_class_token and options.get("position", "learned_1d") == "learned_1d":
+        known["class_position"] = facts.class_position
     given = {name: value for name, value in options.items() if value is not None or name not in known}
     return {**known, **given}

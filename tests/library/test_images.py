@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import vit_keras_cli
-from tests.conftest import GOLDEN, ROOT, golden_model, randomise, run_python, tiny
+from tests.conftest import GOLDEN, ROOT, golden_model, randomise, run_python, tiny, tiny_hybrid
 from vit_keras import Predictor, preprocessing
 from vit_keras.checkpoints import CheckpointError, load_weights_from, save_npz
 from vit_keras.predictor import load_model
@@ -174,6 +174,7 @@ def test_unreadable_image_is_named_and_the_others_go_through(folder):
         (["--weights", "a.png"], "a.png: not an archive"),
         (["--weights", "m.npz", "--labels", "none.txt"], "none.txt: the labels cannot be read"),
         (["--weights", "m.npz", "--labels", "short.txt"], "The model has 10 classes. Received: 2 labels"),
+        (["--weights", "m.keras", "--image-size", "32", "32"], "takes images of height and width (64, 64)"),
         (["--weights", "m.npz", "--image-size", "60", "64"], "not divisible into patches of (16, 16)"),
         ([], "Missing option '--weights'"),
         (["--weights", "m.npz", "--top", "0"], "0 is not in the range x>=1"),
@@ -212,10 +213,22 @@ def test_predictor_keeps_probabilities_of_a_softmax_head():
     assert abs(found[0].probability - np.asarray(model(x[None])).max()) < 1e-5
 
 
-def test_predictor_at_any_size():
-    model = randomise(tiny(image_size=None, native_size=32))
-    large = Predictor(model)(np.repeat(np.repeat(PIXELS[:16], 4, 0), 4, 1)[:, :112])
-    assert len(large) == 5
+@pytest.mark.parametrize(("build", "native"), [(tiny, 32), (tiny_hybrid, 64)])
+def test_predictor_with_a_model_of_any_size(build, native):
+    """Images of all sizes go through at the model's native size, or the one that is asked for."""
+    model = randomise(build(image_size=None, native_size=native))
+    assert Predictor(model).image_size == (native, native)
+    assert len(list(Predictor(model).stream([PIXELS, PIXELS[:10]]))) == 2
+    assert Predictor(model, image_size=(64, 96)).prepare(PIXELS).shape == (64, 96, 3)
+    with pytest.raises(ValueError, match="pass image_size"):
+        Predictor(build(image_size=None, native_size=native, position="none"))
+
+
+def test_predictor_refuses_a_size_the_model_does_not_take():
+    with pytest.raises(
+        ValueError, match=r"takes images of height and width \(32, 32\). Received: image_size=\(64, 64\)"
+    ):
+        Predictor(tiny(), image_size=64)
 
 
 def test_unsafe_keras_files_are_refused(tmp_path):

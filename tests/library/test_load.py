@@ -87,7 +87,7 @@ def test_one_error_lists_everything(arrays):
     assert_refused(
         golden_model("vit_token"),
         arrays,
-        "arrays does not fit model 'vit_token'; nothing was loaded.",
+        "the checkpoint does not fit model 'vit_token'; nothing was loaded.",
         " - class_token/cls: never filled, needs cls (1, 1, 64)",
         " - Transformer_encoderblock_2/MlpBlock_0/Dense_0/bias: never filled, needs Transformer/encoderblock_2",
         " + extra/kernel (3, 4): never claimed",

@@ -424,6 +424,41 @@ def test_from_checkpoint_asks_for_a_size_it_cannot_know():
     np.testing.assert_allclose(model(golden("vit_rect_io")["images"]), golden("vit_rect_io")["logits"], atol=2e-5)
 
 
+def test_from_checkpoint_with_changes():
+    path, io = GOLDEN / "vit_token.npz", golden("vit_token_io")
+    free = vit_keras.from_checkpoint(path, image_size=None)
+    np.testing.assert_allclose(free(io["images"]), io["logits"], atol=2e-5)
+    new_head = vit_keras.from_checkpoint(path, classes=3)
+    assert not np.asarray(new_head(io["images"])).any()
+    assert vit_keras.from_checkpoint(path, include_top=False).output_shape == (None, 64)
+    rect = vit_keras.from_checkpoint(GOLDEN / "vit_rect.npz", source_grid=(4, 6))
+    np.testing.assert_allclose(rect(golden("vit_rect_io")["images"]), golden("vit_rect_io")["logits"], atol=2e-5)
+    larger = vit_keras.from_checkpoint(GOLDEN / "vit_rect.npz", source_grid=(4, 6), image_size=64, resize="bicubic")
+    assert larger.get_layer("embedding").record["source_grid"] == [4, 6]
+    assert larger.get_layer("embedding").record["resize"]["method"] == "bicubic"
+
+
+def test_constructor_with_another_pooling_than_the_files(ti16):
+    with pytest.raises(CheckpointError, match=r" \+ cls \(1, 1, 192\): never claimed"):
+        vit.vit_ti16(image_size=64, weights=ti16[0], pooling="gap", pretrained_top=False)
+
+
+def test_mistyped_name_of_weights():
+    with pytest.raises(
+        ValueError, match=r"no weights called 'imagenet'\. Expected a name, 'imagenet21k\+imagenet2012'"
+    ):
+        vit.vit_ti16(weights="imagenet")
+
+
+def test_square_is_assumed_with_one_warning(recwarn):
+    vit_keras.from_checkpoint(GOLDEN / "vit_token.npz", image_size=(32, 128))
+    assert [str(warning.message)[:19] for warning in recwarn] == ["Position embeddings"]
+
+
+def test_model_of_any_name():
+    assert vit_keras.create("vit_ti16", name="mine", image_size=32, pretrained=False).name == "mine"
+
+
 def test_facts():
     facts = open_checkpoint(GOLDEN / "hybrid_r50_prelinen.npz").facts
     assert (facts.depth, facts.width, facts.num_heads, facts.mlp_dim, facts.classes) == (3, 64, 4, 128, 10)

@@ -148,7 +148,8 @@ def _check_numerics(backbone: keras.Model, numerics: Numerics) -> None:
         if isinstance(layer, TransformerBlock) and (layer.gelu, layer.epsilon) != numerics:
             raise CheckpointError(
                 f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model has "
-                f"gelu={layer.gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass numerics='keep'"
+                f"gelu={layer.gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass "
+                "numerics='keep' to load_weights_from"
             )
 
 
@@ -228,6 +229,13 @@ def _report(
     grid = source_grid = None
     if table:
         grid, source_grid = table.grid, resolve_grid(checkpoint.facts.places, table.grid, context.source_grid)
+        if context.source_grid is None and source_grid != grid and grid[0] != grid[1]:
+            warnings.warn(
+                f"Position embeddings: the file does not say the grid of its {checkpoint.facts.places} places; taken "
+                f"as the square {source_grid} and resized to {grid}. Pass source_grid=(height, width) if that is "
+                "wrong.",
+                stacklevel=3,
+            )
     return LoadReport(
         checkpoint.name,
         loaded,

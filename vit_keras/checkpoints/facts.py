@@ -53,8 +53,12 @@ class Facts:
     def native_size(self) -> tuple[int, int] | None:
         """Image size (height, width) of a square position table, or None when it is not square."""
         grid = square_grid(self.places)
+        return grid and self.image_size_of(grid)
+
+    def image_size_of(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Image size (height, width) whose patches lie on `grid`."""
         stride = self.stem.stride if self.stem else 1
-        return grid and (grid[0] * self.patch_size[0] * stride, grid[1] * self.patch_size[1] * stride)
+        return grid[0] * self.patch_size[0] * stride, grid[1] * self.patch_size[1] * stride
 
 
 def describe(width: int, depth: int, patch_size: tuple[int, int], stem: Stem | None = None) -> str:

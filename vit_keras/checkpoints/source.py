@@ -23,7 +23,7 @@ class Checkpoint:
     """An open checkpoint, in today's names.
 
     Args:
-        name: file name, or "arrays" for a mapping.
+        name: file name, or "the checkpoint" for a mapping.
         entries: key → lazy array.
         facts: the architecture it was saved from.
         numerics: of the format.
@@ -48,7 +48,7 @@ def open_checkpoint(source: str | os.PathLike | Mapping[str, Any]) -> Checkpoint
     Raises:
         CheckpointError: it cannot be read, or is not a Vision Transformer in this layout.
     """
-    name = "arrays" if isinstance(source, Mapping) else os.path.basename(os.fspath(source))
+    name = "the checkpoint" if isinstance(source, Mapping) else os.path.basename(os.fspath(source))
     entries, left_out = eras.strip_training_state(open_arrays(source))
     try:
         entries = eras.squeeze_group_norms(eras.rename_pre_linen(eras.unstack_blocks(entries)))

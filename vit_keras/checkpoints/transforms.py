@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -134,12 +133,6 @@ def _load_positions(array: np.ndarray, target: Target, context: Context) -> np.n
     layer = target.layer
     rows = array[0]
     grid = resolve_grid(len(rows) - context.prefix_rows, layer.grid, context.source_grid)
-    if context.source_grid is None and grid != layer.grid and layer.grid[0] != layer.grid[1]:
-        warnings.warn(
-            f"Position embeddings: the file does not say the grid of its {math.prod(grid)} places; taken as the square "
-            f"{grid} and resized to {layer.grid}. Pass source_grid=(height, width) if that is wrong.",
-            stacklevel=5,
-        )
     # big_vision adds positions before the class token joins: for a table with a row for it, that row is zero.
     missing = layer.prefix_tokens - context.prefix_rows
     rows = np.concatenate([np.zeros((missing, rows.shape[1]), rows.dtype), rows]) if missing else rows

@@ -7,6 +7,20 @@ from rich.table import Table
 
 from vit_keras import analysis, registry
 
+COLUMNS = {
+    "model": "model",
+    "size": "size",
+    "patch": "patch",
+    "parameters": "parameters",
+    "gflops_224": "GFLOPs@224",
+    "image_size": "pixels",
+    "gflops": "GFLOPs",
+}
+CAPTION = """
+Parameters at 224 pixels with 1,000 classes. GFLOPs: 2 x multiply-adds of
+one image, at 224 pixels and at the model's default size in pixels.
+Patch: in pixels of the image, or of a hybrid's ResNet map."""
+
 
 def rows(pattern: str) -> list[dict]:
     """One record a model: its parameters are counted at 224 pixels, its operations at its own image size too."""
@@ -15,7 +29,8 @@ def rows(pattern: str) -> list[dict]:
         spec, at_224 = registry.spec_of(name), registry.spec_of(name, image_size=224)
         row = {
             "model": name,
-            "patch": spec.patch_size[0],
+            "size": registry.VARIANTS[name].size,
+            "patch": registry.VARIANTS[name].patch_size,
             "width": spec.width,
             "blocks": spec.depth,
             "heads": spec.num_heads,
@@ -41,14 +56,10 @@ def run(pattern: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    table = Table(
-        caption="Parameters: 224 pixels, 1,000 classes. GFLOPs: 2 x multiply-adds of one image.\n"
-        "Patch: in pixels of the image, or of the ResNet stem's map for hybrids (r_…).",
-        caption_justify="left",
-    )
-    titles = ("model", "patch", "width", "blocks", "heads", "MLP", "parameters", "GFLOPs @224", "size", "GFLOPs @size")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=title != "model")
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=CAPTION, caption_justify="left")
+    for title in COLUMNS.values():
+        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
     for row in found:
-        table.add_row(*(f"{value:,}" if isinstance(value, (int, float)) else value for value in row.values()))
+        values = (row[key] for key in COLUMNS)
+        table.add_row(*(f"{value:,}" if isinstance(value, (int, float)) else value for value in values))
     Console().print(table)

@@ -27,7 +27,7 @@ def run(
     Raises:
         ValueError: the weights or labels cannot be used.
     """
-    predictor = Predictor(weights, read_labels(labels), **({"image_size": image_size} if image_size else {}))
+    predictor = Predictor(weights, read_labels(labels), image_size or None)
     show = _show_json if as_json else _show_text
     unreadable: list[str] = []
     readable: list[str] = []

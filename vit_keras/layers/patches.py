@@ -21,7 +21,7 @@ class Patches(keras.layers.Layer):
             (row, column, channel) as the kernel is.
         remainder: what to do when the patch does not divide the map: `"error"` (default), `"pad"` with zeros below
             and on the right, or `"crop"` there, as the original code does without saying so.
-        record: plain-JSON record of the weights a model was given (`vit_keras.spec.Weights`), kept here because this
+        record: plain-JSON record of the weights a model was given (`vit_keras.records.Weights`), kept here because this
             layer survives saving, cloning, nesting and surgery. Default None.
 
     Input: (B, H, W, C). Output: (B, h, w, D), or (B, h, w, ph * pw * C) without a width.
