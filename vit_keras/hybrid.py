@@ -4,6 +4,7 @@ The stem is BiT's: weight-standardised convolutions, GroupNorm, post-activation 
 section 3.1, "Hybrid Architecture", and section 4.1). What follows it is `vit.transformer`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -37,13 +38,10 @@ PARAMETERS = {
 def build_model(
     image_size: Any,
     patch_size: Any,
-    stem_layers: tuple[int, ...],
+    stem_layers: Sequence[int],
     num_layers: int,
     hidden_size: int,
-    num_heads: int,
-    name: str,
-    mlp_dim: int,
-    classes: int,
+    *,
     width_factor: float = 1.0,
     stage: int | None = None,
     **options: Any,
@@ -56,8 +54,7 @@ def build_model(
         width_factor: multiplies the stem's channels, 64 at the root. Default 1.
         stage: last of four stages that is used: 4 feeds the stage-4 map (1/32 of the image), 3 the map of stage 3
             (1/16) with the fourth stage's units added to it, as in the paper. None (default): `stem_layers` as given.
-        image_size, num_layers, hidden_size, num_heads, name, mlp_dim, classes, **options: as in
-            `vit_keras.vit.build_model`.
+        image_size, num_layers, hidden_size, **options: as in `vit_keras.vit.build_model`.
 
     Returns:
         A functional `keras.Model`: (B, H, W, C) -> (B, K).
@@ -67,16 +64,7 @@ def build_model(
     """
     stem = Stem(merge_stages(tuple(stem_layers), stage), width_factor)
     spec = ViTSpec(
-        image_size=image_size,
-        patch_size=patch_size,
-        depth=num_layers,
-        width=hidden_size,
-        num_heads=num_heads,
-        name=name,
-        mlp_dim=mlp_dim,
-        classes=classes,
-        stem=stem,
-        **options,
+        image_size=image_size, patch_size=patch_size, depth=num_layers, width=hidden_size, stem=stem, **options
     )
     return build(spec)
 
