@@ -226,7 +226,7 @@ def test_export_with_dynamic_batch(tmp_path):
 
     for name in ("plain", "any size", "hybrid"):
         model = randomise(BUILDS[name]())
-        model.export(tmp_path / name, verbose=False)
+        model.export(tmp_path / name)
         served = tf.saved_model.load(tmp_path / name)
         for batch in (1, 7):
             x = images(batch, 32, 32, 3)

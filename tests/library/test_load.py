@@ -432,6 +432,22 @@ def test_sixteen_bit_files(arrays, tmp_path):
         np.testing.assert_array_equal(export_arrays(model, "current")[QUERY], expected)
 
 
+def test_other_byte_order_and_precision(arrays, tmp_path):
+    np.savez(tmp_path / "big.npz", **{key: array.astype(">f8") for key, array in arrays.items()})
+    model = golden_model("vit_token")
+    load_weights_from(model, tmp_path / "big.npz", top=True)
+    np.testing.assert_array_equal(export_arrays(model, "current")[QUERY], arrays[QUERY])
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_stands_twice(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        for value in (0.0, 1.0):
+            archive.writestr("cls.npy", npy(np.full((1, 1, 64), value)))
+    with pytest.raises(CheckpointError, match=r"holds cls\.npy more than once"):
+        open_arrays(tmp_path / "bad.npz")
+
+
 def test_fortran_order(arrays, tmp_path):
     np.savez(tmp_path / "f.npz", **{key: np.asfortranarray(array) for key, array in arrays.items()})
     model = golden_model("vit_token")

@@ -39,8 +39,8 @@ class Assignment:
 
     def value(self, context: Context) -> np.ndarray:
         """Read the array and bring it to the variable's shape, or say why it must not be used."""
-        array = self.entry.read()
-        if not np.isfinite(array.astype(np.float32, copy=False)).all():
+        array = self.entry.read().astype(np.float32, copy=False)  # of any precision and byte order
+        if not np.isfinite(array).all():
             raise CheckpointError(f"{self.key!r} holds values that are not finite (NaN or infinity)")
         value = self.transform.load(array, self.target, context)
         if value.shape != self.target.shape:
