@@ -1,5 +1,6 @@
 """Arrays of a checkpoint, read one at a time and never unpickled; files written whole or not at all."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -59,8 +60,7 @@ def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entr
     except (zipfile.BadZipFile, OSError) as error:
         raise CheckpointError(f"{path}: {_what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
     members = [info for info in archive.infolist() if not info.is_dir()]
-    names = [info.filename for info in members]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name, count in collections.Counter(info.filename for info in members).items() if count > 1]
     if twice:
         raise CheckpointError(f"{path}: the archive holds {', '.join(twice)} more than once.")
     return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in members}

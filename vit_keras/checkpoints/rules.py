@@ -39,7 +39,7 @@ class Assignment:
 
     def value(self, context: Context) -> np.ndarray:
         """Read the array and bring it to the variable's shape, or say why it must not be used."""
-        array = self.entry.read().astype(np.float32, copy=False)  # of any precision and byte order
+        array: np.ndarray = self.entry.read().astype(np.float32, copy=False)  # of any precision and byte order
         if not np.isfinite(array).all():
             raise CheckpointError(f"{self.key!r} holds values that are not finite (NaN or infinity)")
         value = self.transform.load(array, self.target, context)
