@@ -281,6 +281,45 @@ def test_only_the_scores_that_were_asked_for(monkeypatch):
     assert not any(wanted for _, wanted in asked)
 
 
+def test_one_block_by_two_indices_and_in_custom_models():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.backbone = tiny(include_top=False)
+
+        def call(self, x):
+            return self.backbone(x)
+
+    model = Subclassed()
+    scores = analysis.attention_scores(model, images(), blocks=(1, -1))
+    np.testing.assert_array_equal(scores[1], scores[-1])
+    frames = keras.layers.TimeDistributed(model.backbone)
+    video = keras.Sequential([keras.Input((4, 32, 32, 3)), frames])
+    assert analysis.attention_scores(video, images(2, 4, 32, 32, 3))[-1].shape == (2, 4, 17, 17)
+
+
+def test_a_failing_call_leaves_the_model_as_it_was():
+    model = randomise(tiny())
+    expected = model(images())
+    with pytest.raises(ValueError, match="incompatible"):
+        analysis.attention_scores(model, images(2, 8, 8, 3))
+    assert not any("call" in vars(layer) for layer in model.layers)
+    np.testing.assert_array_equal(model(images()), expected)
+
+
+def test_wrong_number_of_channels_is_named():
+    with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 3, but received"):
+        tiny()(images(2, 32, 32, 1))
+
+
+def test_quantization_runs_in_memory():
+    model = randomise(tiny())
+    expected = np.asarray(model(images()))
+    with pytest.warns(UserWarning, match="does not have a `quantize` method"):
+        model.quantize("int8")
+    assert np.abs(np.asarray(model(images())) - expected).max() < 0.1 * np.abs(expected).max()
+
+
 def test_attention_scores_refuse_what_is_not_there():
     with pytest.raises(ValueError, match=r"'tiny' has 2. Received: blocks=\(2,\)"):
         analysis.attention_scores(tiny(), images(), blocks=(2,))

@@ -38,10 +38,11 @@ def attention_scores(model: keras.Model, images: Any, blocks: Sequence[int] = (-
             f"`blocks` must be indices into the model's Transformer blocks, of which {model.name!r} has {len(found)}. "
             f"Received: blocks={tuple(blocks)}"
         )
+    places = {index: index % len(found) for index in blocks}
     with contextlib.ExitStack() as stack:
-        seen = {index: stack.enter_context(_scores_of(found[index])) for index in blocks}
+        seen = {place: stack.enter_context(_scores_of(found[place])) for place in set(places.values())}
         model(ops.convert_to_tensor(images), training=False)
-    return {index: ops.convert_to_numpy(scores[-1]) for index, scores in seen.items()}
+    return {index: ops.convert_to_numpy(seen[place][-1]) for index, place in places.items()}
 
 
 @contextlib.contextmanager

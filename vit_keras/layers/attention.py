@@ -63,6 +63,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         for dense in (self.query, self.key, self.value, self.out):
             dense.build((*inputs_shape[:-1], width))
         self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="Dropout_0")
+        self.drop.build((inputs_shape[0], self.num_heads, inputs_shape[1], None))
         if self.position:
             self.relative = RelativePositions(
                 self.position, self.grid, self.prefix_tokens, dtype=self.dtype_policy, name="relative_positions"

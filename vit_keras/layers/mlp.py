@@ -48,6 +48,7 @@ class MLP(keras.layers.Layer):
         self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy, name="Dropout_0")
         self.dense_0.build(input_shape)
         self.dense_1.build((*input_shape[:-1], self.mlp_dim))
+        self.drop.build(input_shape)
 
     def _dense(self, units, name):
         return keras.layers.Dense(

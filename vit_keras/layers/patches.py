@@ -41,6 +41,7 @@ class Patches(keras.layers.Layer):
         self.record = record
 
     def build(self, input_shape):
+        self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: input_shape[-1]})
         if self.width is not None:
             shape = (*self.patch_size, input_shape[-1], self.width)
             self.kernel = self.add_weight(shape=shape, initializer="lecun_normal", name="kernel")

@@ -93,7 +93,7 @@ class TransformerBlock(keras.layers.Layer):
         self.drop = keras.layers.Dropout(self.dropout, name="Dropout_0", **same)
         self.branch_drop = DropPath(self.drop_path, name="DropPath_0", **same)
         self.attention.build(inputs_shape, patches_shape=patches_shape)
-        for layer in (self.norm_0, self.norm_1, self.mlp):
+        for layer in (self.norm_0, self.norm_1, self.mlp, self.drop, self.branch_drop):
             layer.build(inputs_shape)
         self.scales = []
         if self.layer_scale is not None:
