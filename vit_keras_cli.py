@@ -14,9 +14,10 @@ def _run(command: str, **arguments):
     """Import and run a command of `vit_keras.cli`; errors of the user's making become one line and exit code 2."""
     # Before TensorFlow is imported, and only where the user has not said otherwise: its start-up lines are no news.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    module = importlib.import_module(f"vit_keras.cli.{command}")
     try:
-        return module.run(**arguments)
+        return importlib.import_module(f"vit_keras.cli.{command}").run(**arguments)
+    except ImportError as error:  # TensorFlow or an extra is missing, and the message names it
+        raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -1,13 +1,14 @@
 """Vision Transformers for Keras 3. Importing this registers every layer, so `keras.models.load_model` works."""
 
-import importlib.util as _importlib_util
-import os as _os
-
-if _os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow" and not _importlib_util.find_spec("tensorflow"):
+try:
+    import keras as _keras  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "tensorflow":
+        raise
     raise ImportError(
         "vit_keras needs TensorFlow, which is not installed. Run `pip install 'vit-keras-zoo[tensorflow]'`, or "
         "'vit-keras-zoo[cpu]' for tensorflow-cpu; or set KERAS_BACKEND to jax or torch."
-    )
+    ) from None
 
 from vit_keras import analysis as analysis
 from vit_keras import checkpoints as checkpoints

@@ -282,17 +282,24 @@ def test_console_command_is_installed(tmp_path):
     assert len(json.loads(result.stdout)["predictions"]) == 5
 
 
-def test_import_without_tensorflow_names_the_extra(tmp_path):
+def test_without_tensorflow_the_extra_is_named():
     code = """
-import importlib.util, sys
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "tensorflow" else find(name, *rest)
-try:
-    import vit_keras
-except ImportError as error:
-    print(error)
+import sys
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+sys.meta_path.insert(0, Missing)
+from click.testing import CliRunner
+import vit_keras_cli
+result = CliRunner().invoke(vit_keras_cli.main, ["models"])
+print(result.exit_code, result.output)
 """
-    assert "pip install 'vit-keras-zoo[tensorflow]'" in run_python(code, KERAS_BACKEND="tensorflow")
+    message = run_python(code, KERAS_BACKEND="tensorflow")
+    assert message.startswith("1 Error: vit_keras needs TensorFlow")
+    assert "pip install 'vit-keras-zoo[tensorflow]'" in message
 
 
 def test_import_is_silent_under_strict_warnings():
