@@ -97,19 +97,15 @@ def test_flops():
     "build", [tiny, tiny_hybrid, lambda: tiny(pooling="map", registers=2), lambda: tiny(pooling=None)]
 )
 def test_flops_against_tensorflows_profiler(build):
-    """The matrix products and convolutions that TensorFlow counts in the graph, without the norms."""
+    """What TensorFlow counts in the graph: our figure leaves out the small change (softmax, GELU, additions)."""
     import tensorflow as tf
-    from tensorflow.python.profiler import model_analyzer, option_builder
 
     model = build()
-    spec = model_spec(model)
     graph = tf.function(model).get_concrete_function(tf.TensorSpec((1, 32, 32, 3))).graph
-    options = option_builder.ProfileOptionBuilder.float_operation()
-    options["output"] = "none"
-    total = model_analyzer.profile(graph, options=options)
-    products = sum(node.total_float_ops for node in total.children if "MatMul" in node.name or "onv" in node.name)
-    products = products or total.total_float_ops
-    assert 0.9 < analysis.flops(spec) / products < 1.1
+    profiler = tf.compat.v1.profiler
+    options = {**profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
+    counted = profiler.profile(graph, options=options).total_float_ops
+    assert 0.9 < analysis.flops(model_spec(model)) / counted <= 1.01
 
 
 def model_spec(model):
