@@ -224,6 +224,22 @@ def test_same_count_other_grid_is_resized():
     assert "resized from (4, 4) to (2, 8)" in str(report)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", ["grid", "head", "zero head"])
+def test_a_warning_that_is_an_error_changes_nothing(case, arrays):
+    model = golden_model(
+        "vit_token", image_size=(32, 128) if case == "grid" else 64, classes=4 if case == "head" else 10
+    )
+    if case == "zero head":
+        arrays["head/kernel"][:] = 0
+    before = values(randomise(model))
+    with pytest.raises(UserWarning):
+        load_weights_from(model, arrays)
+    for old, new in zip(before, values(model)):
+        np.testing.assert_array_equal(old, new)
+    assert model.get_layer("embedding").record is None
+
+
 def test_callers_word_on_the_grid_rules():
     source = randomise(tiny(image_size=(16, 64)))
     same = tiny(image_size=(16, 64))

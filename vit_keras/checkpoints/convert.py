@@ -106,9 +106,10 @@ def load_weights_from(
         _check_values(assignments, context, checkpoint.name)
     except CheckpointError as error:
         raise CheckpointError(_explain(error, checkpoint, backbone)) from None
+    # Before the first change: where warnings are errors, this too can end the load.
+    report = _report(checkpoint, backbone, assignments, context)
     for assignment in assignments:
         assignment.target.variable.assign(assignment.value(context))
-    report = _report(checkpoint, backbone, assignments, context)
     _keep_record(backbone, checkpoint, report, context.resize)
     return report
 
