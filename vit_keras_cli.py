@@ -28,7 +28,7 @@ def main():
     """Vision Transformers for Keras 3 and TensorFlow."""
 
 
-@main.command()
+@main.command(short_help="List the architectures: sizes, parameters, GFLOPs.")
 @click.argument("pattern", default="*")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def models(pattern, as_json):
@@ -36,7 +36,7 @@ def models(pattern, as_json):
     _run("models", pattern=pattern, as_json=as_json)
 
 
-@main.command()
+@main.command(short_help="Name what image files show.")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
 @click.option("--weights", required=True, metavar="FILE", help="A .keras model or an .npz checkpoint.")
 @click.option("--labels", metavar="FILE", help="Class names, one a line. Default: the indices.")
