@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.special import softmax
 from vit_keras import preprocessing, registry
 from vit_keras.checkpoints import CheckpointError
 from vit_keras.checks import as_pair
-from vit_keras.layers import Bottleneck, GridTables, Patches, walk
+from vit_keras.layers import AttentionPooling, Bottleneck, GridTables, Patches, TokenPooling, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Predictor:
 
     Raises:
         CheckpointError: the file cannot be read as a model.
-        ValueError: the number of labels is not the number of classes, or the model does not take this image size.
+        ValueError: the model is no classifier of RGB images, it does not take this image size, or the number of labels
+            is not its number of classes.
     """
 
     def __init__(
@@ -54,11 +56,15 @@ class Predictor:
         image_size: Any = None,
         **options: Any,
     ):
-        if not isinstance(model, keras.Model):
+        if isinstance(model, keras.Model):
+            if options:
+                raise ValueError(f"A model is used as it is; {', '.join(options)} cannot change it.")
+        else:
             if image_size is not None and not os.fspath(model).endswith(".keras"):
                 options["image_size"] = image_size
             model = load_model(model, **options)
         self.model = model
+        self.activation = output_activation(model)
         self.image_size = input_size(model, image_size)
         self.preprocessing = preprocessing.of(self.model)
         classes = self.model.output_shape[-1]
@@ -94,20 +100,60 @@ class Predictor:
             preprocessing.ImageError: it is not an image that can be read.
         """
         pixels = image if isinstance(image, np.ndarray) else preprocessing.read_image(image)
+        if pixels.ndim != 3 or pixels.shape[-1] != 3:
+            raise preprocessing.ImageError(f"An image array must be (H, W, 3). Received: shape {pixels.shape}")
         return preprocessing.preprocess(pixels, self.image_size, self.preprocessing)
 
     def _predict(self, batch: list[np.ndarray], top: int) -> Iterator[list[Prediction]]:
         outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(np.stack(batch)))
-        for probabilities in self._probabilities(outputs):
+        for probabilities in softmax(outputs, axis=-1) if self.activation == "linear" else outputs:
             order = np.argsort(-probabilities, kind="stable")[:top]
             yield [Prediction(int(index), self.labels[index], float(probabilities[index])) for index in order]
 
-    def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Outputs (B, K) as probabilities: softmax of logits; the outputs themselves if the head has an activation."""
-        head = getattr(self.model.layers[-1], "activation", None)
-        if head not in (None, keras.activations.linear):
-            return outputs
-        return softmax(outputs, axis=-1)
+
+def output_activation(model: keras.Model) -> str:
+    """Activation of a classifier's outputs: `"linear"`, `"softmax"` or `"sigmoid"`.
+
+    Raises:
+        ValueError: the model is not one that gives a score a class for RGB images.
+    """
+    if len(model.outputs) != 1 or len(model.inputs) != 1 or len(model.output_shape) != 2:
+        raise ValueError(
+            f"Expected a model with one input and one output (B, classes). Received: {model.name!r} with outputs "
+            f"{model.output_shape}"
+        )
+    if model.input_shape[-1] != 3:
+        raise ValueError(f"Expected a model for RGB images (B, H, W, 3). Received: input shape {model.input_shape}")
+    last, activation = _last_layer(model)
+    if isinstance(last, (TokenPooling, AttentionPooling, keras.layers.LayerNormalization)) or last.name == "pre_logits":
+        raise ValueError(f"Model {model.name!r} has no head: its outputs are features, not scores of classes.")
+    if activation not in ("linear", "softmax", "sigmoid"):
+        raise ValueError(
+            f"Expected outputs that are logits or probabilities (linear, softmax or sigmoid). Received: {model.name!r} "
+            f"with {activation!r}"
+        )
+    return activation
+
+
+def _last_layer(model: keras.Model) -> tuple[keras.layers.Layer, str]:
+    """The layer that computes a model's outputs, inside nested models too, and the activation they went through."""
+    activation = "linear"
+    for layer in reversed(model.layers):
+        if isinstance(layer, keras.Model):
+            inner, inner_activation = _last_layer(layer)
+            return inner, inner_activation if activation == "linear" else activation
+        if activation == "linear":
+            activation = _activation_of(layer)
+        if not isinstance(layer, (keras.layers.Softmax, keras.layers.Activation, keras.layers.Dropout)):
+            break
+    return layer, activation
+
+
+def _activation_of(layer: keras.layers.Layer) -> str:
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    activation = getattr(layer, "activation", None) or keras.activations.linear
+    return getattr(activation, "__name__", str(activation))
 
 
 def input_size(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
@@ -128,7 +174,7 @@ def input_size(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
     if None not in fixed:
         return fixed
     inner = list(walk(model))
-    table = next((layer for layer in inner if isinstance(layer, GridTables) and layer.weights), None)
+    table = next((layer for layer in inner if isinstance(layer, GridTables) and layer.grid), None)
     if table is None:
         raise ValueError(f"Model {model.name!r} takes images of any size and has none of its own: pass image_size.")
     patch = next(layer.patch_size for layer in inner if isinstance(layer, Patches))
@@ -146,7 +192,15 @@ def load_model(path: str | os.PathLike, **options: Any) -> keras.Model:
     path = os.fspath(path)
     if not path.endswith(".keras"):
         return registry.from_checkpoint(path, **options)
+    if options:
+        raise ValueError(f"A .keras file is loaded as it was saved; {', '.join(options)} cannot change it.")
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file. Expected the path of a .keras model.")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path}: not a .keras file, or a truncated one; copy or download it again.")
+    # A damaged archive can fail anywhere in Keras, HDF5 or the layers.
     try:
         return keras.saving.load_model(path, compile=False)
-    except (ValueError, TypeError, OSError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a Keras model that can be loaded ({str(error).splitlines()[0]})") from error
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path}: not a Keras model that can be loaded ({reason})") from error

@@ -34,23 +34,38 @@ def read_image(source: str | os.PathLike | IO[bytes] | Image.Image) -> np.ndarra
     Raises:
         ImageError: the source is missing, not an image, or broken.
     """
-    name = getattr(source, "name", source) if not isinstance(source, Image.Image) else "image"
+    name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "image")
     try:
         # Pillow closes what it opened itself, and leaves the caller's file object and image alone.
         opened = contextlib.nullcontext(source) if isinstance(source, Image.Image) else Image.open(source)
         with opened as image:
-            return np.asarray(_to_rgb(ImageOps.exif_transpose(image)), dtype=np.uint8)
+            return np.asarray(_to_rgb(_upright(image)), dtype=np.uint8)
     except FileNotFoundError as error:
         raise ImageError(f"{name}: there is no such file.") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    # Pillow's decoders raise what they meet (struct.error, TypeError, NotImplementedError …): all say "broken image".
+    except Exception as error:
         raise ImageError(f"{name}: not an image that can be read ({error}).") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF data ask; broken EXIF data cost the rotation, not the image."""
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image, dtype=np.float64)
-        # Pillow's own conversion of 16-bit grey clips at 255 instead of scaling.
-        scale = 257.0 if image.mode != "F" or values.max(initial=0.0) > 255.0 else 1.0
+        # Pillow's own conversion of 16-bit grey clips at 255 instead of scaling. Modes of 32 bits do not tell their
+        # range: values up to 1 (floats) are taken as 0..1, up to 255 as 8-bit, above as 16-bit.
+        largest = values.max(initial=0.0)
+        if image.mode == "F" and largest <= 1.0:
+            scale = 1 / 255
+        else:
+            scale = 257.0 if image.mode.startswith("I;") or largest > 255.0 else 1.0
         image = Image.fromarray(np.clip(np.rint(values / scale), 0, 255).astype(np.uint8))
     if image.mode == "P":
         image = image.convert("RGBA")

@@ -1,10 +1,13 @@
 """Reading real image files, preprocessing, predictions and the console command."""
 
+import contextlib
 import io
 import json
 import os
+import struct
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -47,6 +50,8 @@ IMAGES = {
     "grey with alpha": (lambda: saved(Image.fromarray(np.dstack([GREY, GREY]), "LA"), "png"), np.dstack([GREY] * 3), 0),
     "16-bit grey": (lambda: saved(Image.fromarray(SIXTEEN), "png"), np.dstack([GREY] * 3), 0),
     "16-bit tiff": (lambda: saved(Image.fromarray(SIXTEEN), "tiff"), np.dstack([GREY] * 3), 0),
+    "32-bit tiff": (lambda: saved(Image.fromarray(GREY.astype("int32")), "tiff"), np.dstack([GREY] * 3), 0),
+    "unit tiff": (lambda: saved(Image.fromarray(GREY / np.float32(255)), "tiff"), np.dstack([GREY] * 3), 0),
     "float tiff": (lambda: saved(Image.fromarray(GREY.astype("float32")), "tiff"), np.dstack([GREY] * 3), 0),
     "one bit": (lambda: saved(Image.fromarray(GREY > 127), "png"), np.dstack([(GREY > 127) * 255] * 3), 0),
     "palette": (lambda: saved(Image.fromarray(np.dstack([GREY] * 3)).quantize(256), "png"), np.dstack([GREY] * 3), 1),
@@ -102,6 +107,42 @@ def test_preprocess_is_the_originals_evaluation():
 
     expected = (tf.image.resize(PIXELS, (16, 12)) - 127.5) / 127.5
     np.testing.assert_allclose(preprocessing.preprocess(PIXELS, (16, 12)), expected, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_costs_the_rotation_alone():
+    data = saved(
+        Image.fromarray(PIXELS), "jpeg", quality=95, exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x09broken"
+    ).read()
+    assert preprocessing.read_image(io.BytesIO(data)).shape == PIXELS.shape
+
+
+@pytest.mark.parametrize("error", [struct.error, TypeError, NotImplementedError, MemoryError])
+def test_whatever_a_decoder_raises_is_an_image_error(error, monkeypatch, tmp_path):
+    def fail(self):
+        raise error("broken")
+
+    Image.fromarray(PIXELS).save(tmp_path / "bad.png")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    with pytest.raises(preprocessing.ImageError, match=str(tmp_path / "bad.png")):
+        preprocessing.read_image(tmp_path / "bad.png")
+
+
+def test_mutated_files_raise_image_errors_alone():
+    """300 files with a few bytes changed: read, or refused in our own words."""
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(PIXELS).resize((48, 48))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    sources = [saved(smooth, name, exif=exif.tobytes()).read() for name in ("jpeg", "png", "webp")]
+    sources += [saved(smooth, name).read() for name in ("tiff", "gif", "bmp")]
+    for index in range(300):
+        data = bytearray(sources[index % len(sources)])
+        for place in rng.integers(0, min(len(data), 400), size=4):
+            data[place] = rng.integers(256)
+        with warnings.catch_warnings(), contextlib.suppress(preprocessing.ImageError):
+            warnings.simplefilter("ignore")
+            assert preprocessing.read_image(io.BytesIO(data)).shape[-1] == 3
 
 
 # --- Predictor and command -------------------------------------------------------------------------------------------
@@ -170,7 +211,7 @@ def test_unreadable_image_is_named_and_the_others_go_through(folder):
     ("arguments", "message"),
     [
         (["--weights", "none.npz"], "none.npz: there is no such file"),
-        (["--weights", "none.keras"], "none.keras: not a Keras model that can be loaded"),
+        (["--weights", "none.keras"], "none.keras: there is no such file"),
         (["--weights", "a.png"], "a.png: not an archive"),
         (["--weights", "m.npz", "--labels", "none.txt"], "none.txt: the labels cannot be read"),
         (["--weights", "m.npz", "--labels", "short.txt"], "The model has 10 classes. Received: 2 labels"),
@@ -205,12 +246,105 @@ def test_predictor_in_python(folder):
     assert abs(sum(prediction.probability for prediction in many[0]) - 1) < 1e-5
 
 
-def test_predictor_keeps_probabilities_of_a_softmax_head():
-    model = randomise(tiny(activation="softmax"))
+def classifiers():
+    """Logits and probabilities, by every way they leave a model."""
+    logits, soft = randomise(tiny()), randomise(tiny(activation="softmax"))
+    x = keras.Input((32, 32, 3))
+    return {
+        "linear": logits,
+        "softmax head": soft,
+        "nested": keras.Sequential([keras.Input((32, 32, 3)), soft]),
+        "nested twice": keras.Model(x, keras.Sequential([keras.Input((32, 32, 3)), soft])(x)),
+        "softmax layer": keras.Model(x, keras.layers.Softmax()(logits(x))),
+        "activation layer": keras.Model(x, keras.layers.Activation("softmax")(logits(x))),
+        "cast behind": keras.Model(x, keras.layers.Activation("linear", dtype="float32")(soft(x))),
+        "nested linear": keras.Sequential([keras.Input((32, 32, 3)), logits]),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "linear",
+        "softmax head",
+        "nested",
+        "nested twice",
+        "softmax layer",
+        "activation layer",
+        "cast behind",
+        "nested linear",
+    ],
+)
+def test_probabilities_are_those_of_the_model(kind):
+    models = classifiers()
+    expected = np.asarray(models["softmax head"](preprocessing.preprocess(PIXELS, (32, 32))[None]))[0]
+    found = Predictor(models[kind])(PIXELS)
+    np.testing.assert_allclose([p.probability for p in found], expected[[p.index for p in found]], atol=1e-5)
+
+
+def test_sigmoid_scores_are_kept():
+    model = randomise(tiny(activation="sigmoid"))
+    expected = np.asarray(model(preprocessing.preprocess(PIXELS, (32, 32))[None]))[0]
     found = Predictor(model)(PIXELS)
-    assert abs(sum(prediction.probability for prediction in found) - 1) < 1e-5
-    x = preprocessing.preprocess(PIXELS, (32, 32))
-    assert abs(found[0].probability - np.asarray(model(x[None])).max()) < 1e-5
+    np.testing.assert_allclose([p.probability for p in found], expected[[p.index for p in found]], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"include_top": False}, "has no head: its outputs are features"),
+        ({"include_top": False, "representation_size": 8}, "has no head"),
+        ({"include_top": False, "pooling": "map"}, "has no head"),
+        ({"pooling": None}, r"one output \(B, classes\). Received: 'tiny' with outputs \(None, 16, 5\)"),
+        ({"in_channels": 1}, r"RGB images \(B, H, W, 3\). Received: input shape \(None, 32, 32, 1\)"),
+        ({"activation": "relu"}, "linear, softmax or sigmoid.* with 'relu'"),
+    ],
+)
+def test_predictor_refuses_what_is_no_classifier(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Predictor(tiny(**changes))
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (20, 30, 4), (1, 20, 30, 3)])
+def test_predictor_refuses_arrays_of_other_shapes(shape):
+    with pytest.raises(preprocessing.ImageError, match=r"must be \(H, W, 3\)"):
+        Predictor(tiny())(np.zeros(shape, np.uint8))
+
+
+def test_options_that_change_nothing_are_refused(folder):
+    for model in (tiny(), "m.keras"):
+        with pytest.raises(ValueError, match="classes cannot change it"):
+            Predictor(model, classes=3)
+
+
+def test_damaged_keras_files_are_refused_in_one_sentence(folder):
+    data = (folder / "m.keras").read_bytes()
+    rng = np.random.default_rng(0)
+    for index in range(12):
+        broken = bytearray(data)
+        for place in rng.integers(0, len(data), size=400):
+            broken[place] = rng.integers(256)
+        (folder / "d.keras").write_bytes(broken[: len(data) if index % 2 else len(data) // 2])
+        with pytest.raises(CheckpointError, match=r"d\.keras: not a"):
+            load_model(folder / "d.keras")
+
+
+def test_labels_files(folder):
+    (folder / "bom.txt").write_bytes(b"\xef\xbb\xbf" + b"\n".join(b"k%d" % i for i in range(10)) + b"\n\n")
+    result = invoke("a.png", "--weights", "m.npz", "--labels", "bom.txt", "--top", "10", "--json")
+    assert {p["label"] for p in json.loads(result.stdout)["predictions"]} == {f"k{i}" for i in range(10)}
+    (folder / "gap.txt").write_text("a\n\nb\n")
+    assert "gap.txt: expected a class name on each line. Received: line 2 is blank" in invoke(
+        "a.png", "--weights", "m.npz", "--labels", "gap.txt"
+    ).stderr.replace("\n", " ")
+
+
+def test_names_are_printed_as_they_are(folder):
+    (folder / ":car: [bold]é.png").write_bytes((folder / "a.png").read_bytes())
+    (folder / "odd.txt").write_text("\n".join(f":dog: [red]{i}" for i in range(10)))
+    lines = invoke(":car: [bold]é.png", "--weights", "m.npz", "--labels", "odd.txt", "--top", "1").stdout.splitlines()
+    assert lines[0] == ":car: [bold]é.png"
+    assert ":dog: [red]" in lines[1]
 
 
 @pytest.mark.parametrize(("build", "native"), [(tiny, 32), (tiny_hybrid, 64)])

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from vit_keras.predictor import Prediction, Predictor
 from vit_keras.preprocessing import ImageError
@@ -57,9 +56,13 @@ def read_labels(path: str | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
+        labels = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: the labels cannot be read ({error}).") from error
+    blank = [number for number, label in enumerate(labels, 1) if not label.strip()]
+    if blank:
+        raise ValueError(f"{path}: expected a class name on each line. Received: line {blank[0]} is blank.")
+    return labels
 
 
 def _show_json(path: str, predictions: list[Prediction]) -> None:
@@ -67,7 +70,7 @@ def _show_json(path: str, predictions: list[Prediction]) -> None:
 
 
 def _show_text(path: str, predictions: list[Prediction]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{escape(path)}[/bold]")
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console.print(path, style="bold")
     for prediction in predictions:
-        console.print(f"  {prediction.probability:7.2%}  {escape(prediction.label)}")
+        console.print(f"  {prediction.probability:7.2%}  {prediction.label}")
