@@ -32,11 +32,9 @@ def spec_of(name: str, /, **options: Any) -> ViTSpec:
         **options: fields of `vit_keras.spec.ViTSpec` to change.
 
     Raises:
-        ValueError: there is no model of this name; the nearest names are listed.
+        ValueError: there is no model of this name; all names are listed.
     """
-    if name not in VARIANTS:
-        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
-    return variant_spec(name, VARIANTS[name], **options)
+    return variant_spec(name, _variant(name), **options)
 
 
 def create(name: str, /, **options: Any) -> keras.Model:
@@ -49,10 +47,15 @@ def create(name: str, /, **options: Any) -> keras.Model:
     Raises:
         ValueError: there is no model of this name.
     """
-    family = next((family for family in FAMILIES if name in family.VARIANTS), None)
-    if family is None:
-        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
+    _variant(name)
+    family = next(family for family in FAMILIES if name in family.VARIANTS)
     return getattr(family, name)(**options)
+
+
+def _variant(name: str) -> Variant:
+    if name not in VARIANTS:
+        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
+    return VARIANTS[name]
 
 
 def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None, **options: Any) -> keras.Model:
@@ -91,7 +94,7 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
         "stem": facts.stem,
         "pooling": facts.pooling,
         "class_token": facts.class_token,
-        "class_position": facts.class_position or None,
+        "class_position": facts.class_position if facts.class_token else None,
         "position": "learned_1d" if facts.places else "none",
         "image_size": native,
         "classes": facts.classes or 1000,
@@ -100,14 +103,12 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
         "gelu": checkpoint.numerics.gelu,
         "epsilon": checkpoint.numerics.epsilon,
     }
-    if facts.class_token and not facts.class_position:
-        known["class_position"] = False
     if "image_size" in options and options["image_size"] is None:
         known["native_size"] = native
     spec = ViTSpec(**{**known, **options})
     model = (vit if spec.stem is None else hybrid).build(spec)
     top = spec.include_top and spec.classes == facts.classes
-    checkpoints.load_weights_from(model, checkpoint, top=top, source_grid=source_grid, resize=resize)
+    checkpoints.load_weights_from(model, checkpoint, top=top, source_grid=source_grid, resize=resize, rollback=False)
     return model
 
 

@@ -41,7 +41,9 @@ def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], 
             classes = classes_of(source, classes)
         spec = variant_spec(variant_name, variant, classes=classes, **fill_from(source, options))
         model = build(spec)
-        checkpoints.load_weights_from(model, source, top=load_top, source_grid=source_grid, resize=resize)
+        checkpoints.load_weights_from(
+            model, source, top=load_top, source_grid=source_grid, resize=resize, rollback=False
+        )
         return model
 
     construct.__name__ = construct.__qualname__ = variant_name
@@ -98,7 +100,14 @@ def merge_stages(stem_layers: tuple[int, ...], stage: int | None) -> tuple[int, 
 
 def weights_path(variant_name: str, pretrained: bool, weights: Any) -> str | None:
     """The path to load, or None when nothing is loaded; refuses what contradicts itself or is not there yet."""
-    is_name = weights is None or weights in NAMED_WEIGHTS
+    if weights is None and not pretrained:
+        return None
+    if not isinstance(weights, (str, os.PathLike)):
+        raise ValueError(
+            f"`weights` must be a name or the path of an .npz checkpoint. Received: {type(weights).__name__}. "
+            "For arrays in memory, build with pretrained=False and call vit_keras.load_weights_from."
+        )
+    is_name = weights in NAMED_WEIGHTS
     if not pretrained:
         if not is_name:
             raise ValueError(f"weights={weights!r} is given together with pretrained=False: leave one of them out.")

@@ -439,6 +439,14 @@ def test_constructor_with_another_pooling_than_the_files(ti16):
         vit.vit_ti16(image_size=64, weights=ti16[0], pooling="gap", pretrained_top=False)
 
 
+def test_weights_of_other_types():
+    with pytest.raises(ValueError, match=r"must be a name or the path .* Received: dict"):
+        vit.vit_ti16(weights={})
+    with pytest.raises(ValueError, match="Received: NoneType"):
+        vit.vit_ti16(weights=None)
+    assert vit.vit_ti16(weights=None, pretrained=False, image_size=32).output_shape == (None, 1000)
+
+
 def test_mistyped_name_of_weights():
     with pytest.raises(
         ValueError, match=r"no weights called 'imagenet'\. Expected a name, 'imagenet21k\+imagenet2012'"

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -50,20 +51,27 @@ def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entr
             numbers.
     """
     if isinstance(source, Mapping):
+        nameless = [key for key in source if not isinstance(key, str)]
+        if nameless:
+            raise CheckpointError(f"Expected a mapping from names to arrays. Received: the key {nameless[0]!r}")
         arrays = {key: np.asarray(value) for key, value in source.items()}
         return {key: _checked(key, Entry(a.shape, a.dtype, a.view)) for key, a in arrays.items()}
     path = os.fspath(source)
     if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: there is no such file. Expected the path of an .npz checkpoint.")
+        what = "this is a folder" if os.path.isdir(path) else "there is no such file"
+        raise CheckpointError(f"{path}: {what}. Expected the path of an .npz checkpoint.")
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+    except zipfile.BadZipFile as error:
         raise CheckpointError(f"{path}: {_what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: the file cannot be read ({error}).") from error
     members = [info for info in archive.infolist() if not info.is_dir()]
-    twice = [name for name, count in collections.Counter(info.filename for info in members).items() if count > 1]
+    keys = [info.filename.removesuffix(".npy") for info in members]
+    twice = [key for key, count in collections.Counter(keys).items() if count > 1]
     if twice:
         raise CheckpointError(f"{path}: the archive holds {', '.join(twice)} more than once.")
-    return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in members}
+    return {key: _npz_entry(path, archive, info) for key, info in zip(keys, members)}
 
 
 def _what_it_is(path: str) -> str:
@@ -95,7 +103,7 @@ def _npz_entry(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> En
         with _npy_errors(path, key), archive.open(info) as member:
             _npy_header(member)
             array = np.frombuffer(bytearray(member.read()), dtype)
-        return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+            return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
     return _checked(key, Entry(shape, dtype, read), path)
 
@@ -137,7 +145,7 @@ def _from_bfloat16(array: np.ndarray) -> np.ndarray:
 def write_npz(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held before."""
     path = os.path.abspath(os.fspath(path))
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         with zipfile.ZipFile(temporary, "x", allowZip64=True) as archive:
             for key in sorted(arrays):

@@ -1,6 +1,7 @@
 """Weights from foreign checkpoints into models and back."""
 
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from vit_keras.checkpoints.maps import jax
 from vit_keras.checkpoints.source import Checkpoint, Numerics, open_checkpoint
 from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
 from vit_keras.checks import as_choice, as_pair
-from vit_keras.layers import AddPositionEmbs, Bottleneck, GridTables, Patches, TransformerBlock
+from vit_keras.layers import AddPositionEmbs, AttentionPooling, Bottleneck, GridTables, Patches, TransformerBlock
 from vit_keras.records import Preprocessing, Resize, Weights
 from vit_keras.spec import Stem
 
@@ -59,6 +60,7 @@ def load_weights_from(
     resize: Resize | str | None = None,
     source_grid: Any = None,
     numerics: str = "match",
+    rollback: bool = True,
 ) -> LoadReport:
     """Load a checkpoint in the original JAX layout, of any era, into a model.
 
@@ -79,6 +81,8 @@ def load_weights_from(
         source_grid: (height, width) of the stored position table. None (default): the square if its rows form one,
             else the model's own grid if the counts agree.
         numerics: `"match"` (default) refuses a model whose GELU or epsilon is not the source's; `"keep"` loads.
+        rollback: whether old values are kept until the end, so that a file that fails while it is read changes nothing
+            (default). False saves that memory, for a model that is thrown away then.
 
     Returns:
         A `LoadReport`.
@@ -89,7 +93,9 @@ def load_weights_from(
     Reference: big_vision `models/common.py`, `merge_params`, for the strictness; vision_transformer `checkpoint.py`,
         `load_pretrained`, for what is loaded.
     """
-    as_choice(top, "top", (True, False, "if_fits"))
+    # 1 == True, but is not what a flag looks like.
+    as_choice(top if isinstance(top, (bool, np.bool_, str)) else repr(top), "top", (True, False, "if_fits"))
+    top = top if isinstance(top, str) else bool(top)
     as_choice(numerics, "numerics", ("match", "keep"))
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     backbone = rules.find_backbone(model)
@@ -104,12 +110,11 @@ def load_weights_from(
         entries, targets = _select_top(checkpoint.entries, rules.collect_targets(backbone), top)
         assignments = rules.match(jax.RULES, entries, targets, context)
         _check_values(assignments, context, checkpoint.name)
+        # Before the first change: where warnings are errors, this too can end the load.
+        report = _report(checkpoint, backbone, assignments, context)
+        rules.apply(assignments, context, rollback)
     except CheckpointError as error:
         raise CheckpointError(_explain(error, checkpoint, backbone)) from None
-    # Before the first change: where warnings are errors, this too can end the load.
-    report = _report(checkpoint, backbone, assignments, context)
-    for assignment in assignments:
-        assignment.target.variable.assign(assignment.value(context))
     _keep_record(backbone, checkpoint, report, context.resize)
     return report
 
@@ -146,10 +151,13 @@ def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "release
 
 def _check_numerics(backbone: keras.Model, numerics: Numerics) -> None:
     for layer in backbone.layers:
-        if isinstance(layer, TransformerBlock) and (layer.gelu, layer.epsilon) != numerics:
+        if not isinstance(layer, (TransformerBlock, AttentionPooling, keras.layers.LayerNormalization)):
+            continue
+        gelu = getattr(layer, "gelu", numerics.gelu)  # a norm has none
+        if gelu != numerics.gelu or not math.isclose(layer.epsilon, numerics.epsilon, rel_tol=1e-6):
             raise CheckpointError(
-                f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model has "
-                f"gelu={layer.gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass "
+                f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model's "
+                f"{layer.name} has gelu={gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass "
                 "numerics='keep' to load_weights_from"
             )
 
@@ -173,8 +181,14 @@ def _select_top(
     skipped = ("head/", "pre_logits/") if skip_pre_logits else ("head/",)
     return (
         {key: entry for key, entry in entries.items() if not key.startswith(skipped)},
-        {path: target for path, target in targets.items() if not path.startswith("head/")},
+        {path: target for path, target in targets.items() if not path.startswith("head/") and not _is_users(target)},
     )
+
+
+def _is_users(target: Target) -> bool:
+    """Whether a variable belongs to what a user put on top in place of the head."""
+    ours = type(target.layer).__module__.startswith("vit_keras.")
+    return not ours and not rules.has_name(jax.RULES, target.path)
 
 
 def _check_values(assignments: list[rules.Assignment], context: Context, name: str) -> None:

@@ -23,6 +23,7 @@ _RELEASED_NAMES = {
 _BLOCK_PART = re.compile(r"(Transformer/encoderblock_\d+/)([^/]+)(/.+)")
 _GROUP_NORM = re.compile(r"(?:.+/)?gn(?:\d|_root|_proj)/(?:scale|bias)")
 _STACKED = "Transformer/encoderblock/"
+_MOST_BLOCKS = 1000  # no published model has a tenth of that; a hostile header can claim a billion
 
 
 def strip_training_state(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
@@ -40,14 +41,20 @@ def strip_training_state(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
 
 def unstack_blocks(entries: Entries) -> Entries:
     """big_vision models trained with `scan=True` hold all blocks in one array each, stacked on a leading axis."""
-    result = {}
-    for key, entry in entries.items():
-        if not key.startswith(_STACKED) or not entry.shape:
-            result[key] = entry
-            continue
+    stacked = {key: entry for key, entry in entries.items() if key.startswith(_STACKED)}
+    depths = {entry.shape[0] if entry.shape else 0 for entry in stacked.values()}
+    if len(depths) > 1 or not all(0 < depth <= _MOST_BLOCKS for depth in depths):
+        raise CheckpointError(
+            f"The blocks are stacked in arrays of {' and '.join(map(str, sorted(depths)[:4]))} blocks. Expected one "
+            f"number from 1 to {_MOST_BLOCKS}."
+        )
+    result = {key: entry for key, entry in entries.items() if key not in stacked}
+    for key, entry in stacked.items():
         shared = _read_once(entry)
         for i in range(entry.shape[0]):
             name = f"Transformer/encoderblock_{i}/{key.removeprefix(_STACKED)}"
+            if name in result:
+                raise CheckpointError(f"The file holds {name!r} twice, alone and stacked.")
             result[name] = shared.then(operator.itemgetter(i))
     return result
 

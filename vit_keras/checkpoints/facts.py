@@ -9,8 +9,8 @@ from vit_keras.checkpoints.eras import POSITIONS_KEY
 from vit_keras.layers import square_grid
 from vit_keras.spec import Stem, size_letter
 
-_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/.+")
-_UNIT = re.compile(r"block(\d+)/unit(\d+)/.+")
+_BLOCK = re.compile(r"Transformer/encoderblock_(\d{1,4})/.+")
+_UNIT = re.compile(r"block(\d{1,4})/unit(\d{1,4})/.+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def facts_of(entries: Mapping[str, Entry], prefix_rows: int) -> Facts:
     root = _shape(entries, "conv_root/kernel", 4)
     return Facts(
         width=embedding[3],
-        depth=max(blocks) + 1,
+        depth=len(blocks),
         num_heads=query[1],
         mlp_dim=mlp[1],
         patch_size=(embedding[0], embedding[1]),
@@ -117,8 +117,8 @@ def _shape(entries: Mapping[str, Entry], key: str, ndim: int) -> tuple[int, ...]
 
 def _stem(entries: Mapping[str, Entry], root_width: int) -> Stem:
     units = {(int(found[1]), int(found[2])) for found in map(_UNIT.fullmatch, entries) if found}
-    stages = max((block for block, _ in units), default=0)
-    layers = tuple(sum(block == stage for block, _ in units) for stage in range(1, stages + 1))
+    stages = sorted({block for block, _ in units})
+    layers = tuple(sum(block == stage for block, _ in units) for stage in stages)
     return Stem(layers, root_width / 64)
 
 

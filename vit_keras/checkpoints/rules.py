@@ -39,9 +39,14 @@ class Assignment:
 
     def value(self, context: Context) -> np.ndarray:
         """Read the array and bring it to the variable's shape, or say why it must not be used."""
-        array: np.ndarray = self.entry.read().astype(np.float32, copy=False)  # of any precision and byte order
+        if self.entry.dtype.kind in "iub":
+            raise CheckpointError(f"{self.key!r} holds {self.entry.dtype}, expected floating-point numbers")
+        # Any precision and byte order comes in; float64 stays what it is where the variable can hold it.
+        dtype = "float64" if self.target.variable.dtype == "float64" else "float32"
+        with np.errstate(over="ignore"):
+            array: np.ndarray = self.entry.read().astype(dtype, copy=False)
         if not np.isfinite(array).all():
-            raise CheckpointError(f"{self.key!r} holds values that are not finite (NaN or infinity)")
+            raise CheckpointError(f"{self.key!r} holds values that are not finite in {dtype} (NaN or infinity)")
         value = self.transform.load(array, self.target, context)
         if value.shape != self.target.shape:
             raise CheckpointError(f"{self.key!r} became {value.shape} for {self.target.path} {self.target.shape}")
@@ -127,6 +132,32 @@ def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, np
     return arrays
 
 
+def apply(assignments: list[Assignment], context: Context, rollback: bool) -> None:
+    """Fill the variables; with `rollback`, an array that can no longer be read leaves all of them as they were.
+
+    Raises:
+        CheckpointError: a read failed, although it went well when everything was checked.
+    """
+    before: list[tuple[Target, np.ndarray]] = []
+    try:
+        for assignment in assignments:
+            value = assignment.value(context)
+            if rollback:
+                before.append((assignment.target, np.array(to_numpy(assignment.target.variable))))
+            assignment.target.variable.assign(value)
+    except BaseException as error:  # an interruption too
+        for target, old in before:
+            target.variable.assign(old)
+        if not isinstance(error, Exception):
+            raise
+        raise CheckpointError(f" ~ the file changed or failed while it was read ({error})") from error
+
+
+def has_name(rules: Iterable[Rule], path: str) -> bool:
+    """Whether a format has a name for the variable at `path`."""
+    return _translate(tuple(rules), "target", "source", path)[0] is not None
+
+
 def _translate(rules: tuple[Rule, ...], side: str, other: str, name: str) -> tuple[Rule | None, str]:
     """The rule whose `side` matches `name`, and the name on the `other` side."""
     for rule in rules:
@@ -144,4 +175,4 @@ def _pattern(text: str) -> re.Pattern:
 
 def _natural(line: str) -> list:
     """Sort key that puts block 2 before block 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", line)]
+    return [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", line)]

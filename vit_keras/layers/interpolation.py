@@ -85,5 +85,5 @@ def resize_table(table: Any, old_grid: tuple, new_grid: tuple, rule: Resize, pre
 
 def square_grid(count: int) -> tuple[int, int] | None:
     """The square grid of `count` places, or None."""
-    side = math.isqrt(count)
+    side = math.isqrt(count) if count > 0 else 0
     return (side, side) if side and side * side == count else None
