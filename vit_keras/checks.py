@@ -19,7 +19,7 @@ def as_int(value: Any, name: str, minimum: int = 1) -> int:
 
 def as_pair(value: Any, name: str) -> tuple[int, int]:
     """Return a size as (height, width): an integer stands for both, any iterable of two integers is taken as is."""
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", True):
         values = tuple(value)
         if len(values) == 2:
             return as_int(values[0], name), as_int(values[1], name)
@@ -45,6 +45,17 @@ def as_rate(value: Any, name: str) -> float:
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"`{name}` must be a rate in [0, 1). Received: {name}={value!r}")
     return rate
+
+
+def as_positive(value: Any, name: str) -> float:
+    """Return `value` as a Python float above zero; accepts NumPy numbers."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")
+    return number
 
 
 REMAINDERS = ("error", "pad", "crop")

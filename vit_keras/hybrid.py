@@ -63,7 +63,7 @@ def build_model(
         ValueError: an argument is out of its range, or the patch does not divide the stem's map.
     """
     stem = Stem(merge_stages(tuple(stem_layers), stage), width_factor)
-    spec = ViTSpec(
+    spec = ViTSpec.of(
         image_size=image_size, patch_size=patch_size, depth=num_layers, width=hidden_size, stem=stem, **options
     )
     return build(spec)

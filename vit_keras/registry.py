@@ -105,7 +105,7 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
     }
     if "image_size" in options and options["image_size"] is None:
         known["native_size"] = native
-    spec = ViTSpec(**{**known, **options})
+    spec = ViTSpec.of(**{**known, **options})
     model = (vit if spec.stem is None else hybrid).build(spec)
     top = spec.include_top and spec.classes == facts.classes
     checkpoints.load_weights_from(model, checkpoint, top=top, source_grid=source_grid, resize=resize, rollback=False)

@@ -1,10 +1,12 @@
 """Frozen descriptions of architectures that check themselves. Imports no Keras."""
 
 import dataclasses
+import difflib
 import math
+import numbers
 from typing import Any, NamedTuple
 
-from vit_keras.checks import REMAINDERS, as_choice, as_int, as_pair, as_rate, grid_of
+from vit_keras.checks import REMAINDERS, as_choice, as_int, as_pair, as_positive, as_rate, grid_of
 
 
 class Size(NamedTuple):
@@ -68,6 +70,14 @@ class Stem:
 
     layers: tuple[int, ...]
     width_factor: float = 1.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "layers", tuple(as_int(units, "stem_layers") for units in self.layers))
+        if as_positive(self.width_factor, "width_factor") * 64 % 32:
+            raise ValueError(
+                "`width_factor` must make 64 channels a multiple of the 32 groups of GroupNorm: 0.5, 1, 1.5 … "
+                f"Received: width_factor={self.width_factor!r}"
+            )
 
     @property
     def width(self) -> int:
@@ -141,6 +151,22 @@ class ViTSpec:
             self._set(image_size=as_pair(self.image_size, "image_size"))
         _ = self.grid
 
+    @classmethod
+    def of(cls, **fields: Any) -> "ViTSpec":
+        """A spec from a user's keyword arguments; a name that is none gets a sentence of its own.
+
+        Raises:
+            TypeError: an argument is not known; the nearest one is named.
+            ValueError: as for the spec itself.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"There is no argument {name!r}.{hint} See vit_keras.vit.build_model for all of them.")
+        return cls(**fields)
+
     def _set(self, **values):
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -157,8 +183,13 @@ class ViTSpec:
             )
         representation = as_int(self.representation_size or 0, "representation_size", minimum=0) or None
         self._set(patch_size=as_pair(self.patch_size, "patch_size"), representation_size=representation)
-        self._set(gelu=as_choice(self.gelu or "tanh", "gelu", GELUS), epsilon=float(self.epsilon or 1e-6))
+        self._set(
+            gelu=as_choice(self.gelu or "tanh", "gelu", GELUS),
+            epsilon=as_positive(1e-6 if self.epsilon is None else self.epsilon, "epsilon"),
+        )
         as_choice(self.remainder, "remainder", REMAINDERS)
+        if not isinstance(self.head_bias, numbers.Real):
+            raise ValueError(f"`head_bias` must be a number. Received: head_bias={self.head_bias!r}")
 
     def _check_tokens(self):
         as_choice(self.pooling, "pooling", POOLINGS)

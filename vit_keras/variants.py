@@ -80,10 +80,12 @@ def variant_spec(variant_name: str, variant: Variant, **options: Any) -> ViTSpec
     size = SIZES[variant.size]
     stage = options.pop("stage", variant.stage)
     stem = None
+    if variant.stem_layers is None and stage is not None:
+        raise ValueError(f"`stage` belongs to hybrids; {variant_name} has no ResNet stem. Received: stage={stage!r}")
     if variant.stem_layers is not None:
         stem = Stem(merge_stages(variant.stem_layers, stage))
     options = {"image_size": variant.image_size, "stem": stem, "name": variant_name.replace("_", "-"), **options}
-    return ViTSpec(**size._asdict(), patch_size=(variant.patch_size, variant.patch_size), **options)
+    return ViTSpec.of(**size._asdict(), patch_size=(variant.patch_size, variant.patch_size), **options)
 
 
 def merge_stages(stem_layers: tuple[int, ...], stage: int | None) -> tuple[int, ...]:

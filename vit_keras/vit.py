@@ -112,7 +112,7 @@ def build_model(
     Raises:
         ValueError: an argument is out of its range, or the patch does not divide the image.
     """
-    spec = ViTSpec(
+    spec = ViTSpec.of(
         image_size=image_size,
         patch_size=patch_size,
         depth=num_layers,

@@ -154,6 +154,34 @@ def test_same_count_at_another_grid_is_resized_too(tmp_path):
         tiny().load_weights(tmp_path / "w.weights.h5")
 
 
+@pytest.mark.parametrize(
+    ("saved", "loading"),
+    [
+        ({"pooling": "gap"}, {"image_size": 48}),  # no row for the class token
+        ({}, {"position": "learned_2d", "image_size": 48}),
+        ({"hidden_size": 64}, {"image_size": 48}),
+    ],
+)
+def test_position_tables_that_do_not_fit_are_named(saved, loading, tmp_path):
+    source, target = (tiny(**changes).get_layer("Transformer_posembed_input") for changes in (saved, loading))
+    store = {}
+    source.save_own_variables(store)
+    before = [np.array(np.asarray(variable)) for variable in target.weights]
+    with pytest.raises(ValueError, match=r"expected position tables of shape .* Received: .* with grid"):
+        target.load_own_variables(store)
+    for old, new in zip(before, target.weights):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_a_table_without_its_grid_is_taken_as_square(tmp_path):
+    """Files of other writers: 16 places and a class row into a 6x6 model."""
+    source, target = (tiny(image_size=size).get_layer("Transformer_posembed_input") for size in (32, 48))
+    with pytest.warns(UserWarning, match=r"from \(4, 4\) to \(6, 6\)"):
+        target.load_own_variables({"0": np.asarray(source.pos_embedding)})
+    with pytest.raises(ValueError, match="without its grid, and it is not square"):
+        target.load_own_variables({"0": np.zeros((1, 13, 32))})
+
+
 def test_static_model_refuses_another_size():
     with pytest.raises(ValueError, match=r"expected shape=\(None, 32, 32, 3\), found shape=\(2, 48, 48, 3\)"):
         tiny()(images(2, 48, 48, 3))
@@ -296,6 +324,62 @@ def test_one_block_by_two_indices_and_in_custom_models():
     frames = keras.layers.TimeDistributed(model.backbone)
     video = keras.Sequential([keras.Input((4, 32, 32, 3)), frames])
     assert analysis.attention_scores(video, images(2, 4, 32, 32, 3))[-1].shape == (2, 4, 17, 17)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Holder(keras.layers.Layer):
+    """A user's own layer with blocks in a list and a dict."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = [vit_keras.layers.TransformerBlock(4, 64)]
+        self.second = {"block": vit_keras.layers.TransformerBlock(4, 64)}
+
+    def call(self, x):
+        return self.second["block"](self.first[0](x))
+
+
+def test_blocks_inside_a_users_own_layer_and_several_inputs():
+    tokens, other = keras.Input((16, 32), name="tokens"), keras.Input((1, 32), name="other")
+    model = keras.Model({"tokens": tokens, "other": other}, Holder()(tokens) + other)
+    x = {"tokens": images(2, 16, 32), "other": np.zeros((2, 1, 32), "float32")}
+    scores = analysis.attention_scores(model, x, blocks=(0, 1))
+    assert [scores[i].shape for i in (0, 1)] == [(2, 4, 16, 16)] * 2
+    assert np.abs(scores[0] - scores[1]).max() > 1e-3
+
+
+def test_a_compiled_call_is_named():
+    import tensorflow as tf
+
+    class Compiled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.backbone = tiny(include_top=False)
+            self.run = tf.function(lambda x: self.backbone(x))
+
+        def call(self, x):
+            return self.run(x)
+
+    model = Compiled()
+    for _ in range(2):  # traced while watched, then traced before
+        with pytest.raises(ValueError, match="did not call Transformer_encoderblock_1 as a layer"):
+            analysis.attention_scores(model, images())
+        model(images())
+
+
+def test_threads_and_a_users_own_wrapper():
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = randomise(tiny())
+    block = model.get_layer("Transformer_encoderblock_1")
+    object.__setattr__(block, "call", block.call)
+    mine = vars(block)["call"]
+    inputs = [images(2, 32, 32, 3, seed=seed) for seed in range(8)]
+    expected = [analysis.attention_scores(model, x)[-1] for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: analysis.attention_scores(model, x)[-1], inputs))
+    np.testing.assert_array_equal(found, expected)
+    assert vars(block)["call"] is mine
 
 
 def test_a_failing_call_leaves_the_model_as_it_was():

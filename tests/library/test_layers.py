@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.conftest import randomise
+from tests.conftest import randomise, tiny, tiny_hybrid
 from vit_keras import layers
 from vit_keras.layers import AddPositionEmbs, Patches, RelativePositions, TransformerBlock
 
@@ -250,33 +250,122 @@ def test_drop_path_drops_whole_images_in_training_only():
     assert 60 < (per_image[:, 0] == 0).sum() < 140
 
 
-def test_dropout_stands_where_the_original_has_it():
-    """Attributes stay the numbers they were, and each rate acts in training alone."""
-    quiet = TransformerBlock(4, 64)(TOKENS)
+@pytest.fixture(name="dropouts")
+def _dropouts(monkeypatch):
+    """Every dropout that acts, in order: (name of the layer, rate, shape of its input)."""
+    seen = []
+
+    def dropout(self, inputs, training=False):
+        if training and self.rate:
+            seen.append((self.name, self.rate, tuple(inputs.shape)))
+        return inputs
+
+    monkeypatch.setattr(keras.layers.Dropout, "call", dropout)
+    monkeypatch.setattr(layers.DropPath, "call", dropout)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rates", "places"),
+    [
+        ({"dropout": 0.5}, [(2, 17, 32), (2, 17, 64), (2, 17, 32)]),  # attention's output, GELU, second Dense
+        ({"attention_dropout": 0.25}, [(2, 4, 17, 17)]),  # probabilities
+        ({"drop_path": 0.125}, [(2, 17, 32), (2, 17, 32)]),  # both branches
+    ],
+)
+def test_dropout_stands_where_the_original_has_it(dropouts, rates, places):
+    """models_vit.py, Encoder1DBlock and MlpBlock: what each rate acts on, and that nothing acts in inference."""
+    (name, rate), *_ = rates.items()
+    block = TransformerBlock(4, 64, **rates)
+    block(TOKENS)
+    assert not dropouts
+    block(TOKENS, training=True)
+    assert [shape for _, _, shape in dropouts] == places
+    assert {found for _, found, _ in dropouts} == {rate}
+    assert getattr(block, name) == block.get_config()[name] == rate
+
+
+def test_dropout_changes_values_in_training_only():
     for name in ("dropout", "attention_dropout", "drop_path"):
         block = TransformerBlock(4, 64, **{name: 0.5})
-        still, noisy = np.asarray(block(TOKENS)), np.asarray(block(TOKENS, training=True))
-        assert getattr(block, name) == block.get_config()[name] == 0.5
-        assert still.shape == quiet.shape
-        assert np.abs(still - noisy).max() > 1e-3, f"{name} does nothing"
+        still = np.asarray(block(TOKENS))
+        assert np.abs(still - np.asarray(block(TOKENS, training=True))).max() > 1e-3, f"{name} does nothing"
         np.testing.assert_array_equal(block(TOKENS), still)
 
 
+def test_a_model_drops_after_its_positions_too(dropouts):
+    model = tiny(dropout=0.5)
+    model(np.zeros((2, 32, 32, 3), "float32"), training=True)
+    assert dropouts[0] == ("Transformer_dropout", 0.5, (2, 17, 32))
+    assert len(dropouts) == 1 + 2 * 3
+
+
+def test_layer_scale_stands_on_both_branches():
+    """x + g0 * attention(norm(x)), then y + g1 * mlp(norm(y)), from the block's own parts."""
+    block = TransformerBlock(4, 64, layer_scale=0.5)
+    block.build(TOKENS.shape)
+    rng = np.random.default_rng(0)
+    gammas = [rng.normal(size=32).astype("float32") for _ in range(2)]
+    for scale, gamma in zip(block.scales, gammas):
+        scale.gamma.assign(gamma)
+    expected = TOKENS + gammas[0] * np.asarray(block.attention(block.norm_0(TOKENS)))
+    expected = expected + gammas[1] * np.asarray(block.mlp(block.norm_1(expected)))
+    np.testing.assert_allclose(block(TOKENS), expected, atol=1e-5)
+
+
+def test_registers_stand_behind_the_class_token():
+    model = tiny(registers=2)
+    model.get_layer("class_token").cls.assign(np.full((1, 1, 32), 7.0))
+    model.get_layer("registers").registers.assign(np.stack([np.full((1, 32), 8.0), np.full((1, 32), 9.0)], axis=1))
+    model.get_layer("Transformer_posembed_input").pos_embedding.assign(np.zeros((1, 17, 32)))
+    tokens = keras.Model(model.input, model.get_layer("registers").output)(np.zeros((1, 32, 32, 3), "float32"))
+    np.testing.assert_array_equal(np.asarray(tokens)[0, :4, 0], [7.0, 8.0, 9.0, 0.0])
+    for index, expected in ((0, [5, 5, 1, 2]), (1, [1, 5, 5, 2])):
+        layer = layers.RegisterTokens(2, index=index)
+        layer.build((None, 2, 4))
+        layer.registers.assign(np.full((1, 2, 4), 5.0))
+        x = np.array([1.0, 2.0], "float32")[None, :, None] * np.ones((1, 1, 4), "float32")
+        np.testing.assert_array_equal(np.asarray(layer(x))[0, :, 0], expected)
+
+
+UNIFORM, NORMAL, TRUNCATED = "uniform", "normal", "truncated normal"
+
+
+def assert_drawn_from(values, kind, deviation):
+    """By standard deviation and by the largest value, which tells the three distributions apart."""
+    values = np.asarray(values)
+    assert abs(values.std() / deviation - 1) < 0.03
+    assert abs(values.mean()) < 0.05 * deviation
+    # A normal cut at two of its deviations has 0.8796 of its deviation left.
+    reach = {UNIFORM: np.sqrt(3), TRUNCATED: 2 / 0.87962566}.get(kind, 6) * deviation
+    assert np.abs(values).max() <= reach * 1.001
+    assert np.abs(values).max() > {UNIFORM: 1.6, TRUNCATED: 2.1, NORMAL: 2.8}[kind] * deviation
+
+
 def test_initial_values():
-    block = TransformerBlock(4, 512, layer_scale=1e-5)
-    block.build((None, 17, 256))
-    query, dense = np.asarray(block.attention.query.kernel), np.asarray(block.mlp.dense_0.kernel)
-    assert abs(query.std() / (np.sqrt(6 / 512) / np.sqrt(3)) - 1) < 0.02  # xavier uniform over 256 x 256
-    assert abs(dense.std() / (np.sqrt(6 / 768) / np.sqrt(3)) - 1) < 0.02
-    assert not np.asarray(block.attention.query.bias).any()
-    assert 0 < np.abs(np.asarray(block.mlp.dense_0.bias)).max() < 1e-5  # normal(1e-6)
-    assert np.allclose(np.asarray(block.scales[0].gamma), 1e-5)
-    unit = layers.Bottleneck(32)
-    unit.build((None, 8, 8, 128))
-    assert not np.asarray(unit.gn3.gamma).any()
-    positions = AddPositionEmbs()
-    positions.build((None, 197, 256))
-    assert abs(np.asarray(positions.pos_embedding).std() / 0.02 - 1) < 0.02
+    """original_vit: lecun_normal for embedding, pre_logits and convolutions; xavier_uniform in the blocks."""
+    model = tiny_hybrid(hidden_size=128, num_heads=4, mlp_dim=512, representation_size=96, layer_scale=1e-5)
+    w = {variable.path: np.asarray(variable) for variable in model.weights}
+    block, attention = "Transformer_encoderblock_0", "MultiHeadDotProductAttention_0"
+    for name in ("query", "key", "value", "out"):
+        assert_drawn_from(w[f"{block}/{attention}/{name}/kernel"], UNIFORM, np.sqrt(2 / 256))
+        assert not w[f"{block}/{attention}/{name}/bias"].any()
+    for name in ("Dense_0", "Dense_1"):
+        assert_drawn_from(w[f"{block}/MlpBlock_0/{name}/kernel"], UNIFORM, np.sqrt(2 / 640))
+        biases = [w[f"Transformer_encoderblock_{i}/MlpBlock_0/{name}/bias"] for i in (0, 1)]
+        assert 0.9e-6 < np.concatenate(biases).std() < 1.1e-6
+    assert_drawn_from(w["embedding/kernel"], TRUNCATED, np.sqrt(1 / 256))
+    assert_drawn_from(w["pre_logits/kernel"], TRUNCATED, np.sqrt(1 / 128))
+    assert_drawn_from(w["conv_root/kernel"], TRUNCATED, np.sqrt(1 / 147))
+    assert_drawn_from(w["block2_unit1/conv2/kernel"], TRUNCATED, np.sqrt(1 / (9 * 64)))
+    assert_drawn_from(w["block2_unit1/conv_proj/kernel"], TRUNCATED, np.sqrt(1 / 128))
+    assert_drawn_from(w["Transformer_posembed_input/pos_embedding"], NORMAL, 0.02)
+    zeros = ["class_token/cls", "embedding/bias", "pre_logits/bias", "head/kernel", "head/bias"]
+    zeros += ["block1_unit1/gn3/gamma", "block1_unit1/gn3/beta", "gn_root/beta", f"{block}/LayerNorm_0/beta"]
+    assert not any(w[name].any() for name in zeros)
+    ones = ["gn_root/gamma", "block1_unit1/gn1/gamma", f"{block}/LayerNorm_0/gamma", "Transformer_encoder_norm/gamma"]
+    assert all((w[name] == 1).all() for name in ones)
+    assert np.allclose(w[f"{block}/LayerScale_0/gamma"], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +386,57 @@ def test_initial_values():
 def test_errors_say_what_was_expected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TransformerBlock(4, 64, epsilon=-1), "`epsilon` must be a number above 0"),
+        (lambda: TransformerBlock(4, 64, layer_scale="x"), "`layer_scale` must be a number above 0"),
+        (lambda: TransformerBlock(4, 64, position="rope"), "`position` must be one of"),
+        (lambda: layers.AttentionPooling(4, 64, gelu="nonsense"), "`gelu` must be one of"),
+        (lambda: layers.MultiHeadSelfAttention(4, position="relative", grid=(4,)), "`grid` must be one integer or"),
+    ],
+)
+def test_arguments_are_checked_before_the_first_call(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_numpy_arguments_give_plain_configs():
+    block = TransformerBlock(
+        np.int64(4),
+        np.int32(64),
+        dropout=np.float32(0.5),
+        layer_scale=np.float32(1e-5),
+        epsilon=np.float32(1e-6),
+        position="relative",
+        grid=np.array([4, 4]),
+        prefix_tokens=np.int64(1),
+    )
+    config = block.get_config()
+    assert json.loads(json.dumps(config)) == config
+    assert config["grid"] == [4, 4]
+    assert block(TOKENS).shape == TOKENS.shape
+    assert layers.MultiHeadSelfAttention(4, position="relative", grid=4, prefix_tokens=1)(TOKENS).shape == TOKENS.shape
+    record = Patches(8, record={"a": [1, {"b": None}]}).get_config()["record"]
+    assert (type(record), type(record["a"])) == (dict, list)
+
+
+def test_standardised_convolution_in_float64():
+    conv = layers.StdConv2D(8, 3, strides=2, dtype="float64")
+    x = MAP.astype("float64")
+    conv.build(x.shape)
+    kernel = np.random.default_rng(0).normal(size=conv.kernel.shape)
+    conv.kernel.assign(kernel)
+    kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
+    padded = np.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))  # SAME at stride 2: one below and on the right
+    expected = np.zeros((2, 12, 16, 8))
+    for i in range(12):
+        for j in range(16):
+            window = padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+            expected[:, i, j] = np.einsum("bhwc,hwcf->bf", window, kernel)
+    np.testing.assert_allclose(conv(x), expected, atol=1e-12)
 
 
 def test_channels_first_users_keep_our_layout():

@@ -135,7 +135,9 @@ def test_old_layer_names():
     assert [name for name in names if name in old] == old
 
 
-@pytest.mark.parametrize("size", [32, np.int64(32), (32, 32), [32, 32], np.array([32, 32]), (np.int32(32), 32)])
+@pytest.mark.parametrize(
+    "size", [32, np.int64(32), (32, 32), [32, 32], np.array([32, 32]), (np.int32(32), 32), np.array(32)]
+)
 def test_image_size_forms(size):
     assert tiny(image_size=size).input_shape == (None, 32, 32, 3)
 
@@ -264,6 +266,28 @@ def test_drop_path_grows_with_depth():
     np.testing.assert_allclose(rates, [0.0, 0.1, 0.2])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stem_layers": (-1,)}, "`stem_layers` must be an integer of at least 1"),
+        ({"stem_layers": (1, 0, 1)}, "`stem_layers` must be an integer of at least 1"),
+        ({"width_factor": 0.3}, "`width_factor` must make 64 channels a multiple of the 32 groups"),
+    ],
+)
+def test_stems_are_checked(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_hybrid(**changes)
+
+
+def test_unknown_arguments_are_named():
+    with pytest.raises(TypeError, match=r"There is no argument 'drop_rate'\. Did you mean 'drop_path'"):
+        tiny(drop_rate=0.1)
+    with pytest.raises(TypeError, match=r"There is no argument 'zzz'\. See vit_keras\.vit\.build_model"):
+        vit.vit_ti16(pretrained=False, zzz=1)
+    with pytest.raises(ValueError, match="`stage` belongs to hybrids; vit_ti16 has no ResNet stem"):
+        vit.vit_ti16(pretrained=False, stage=3)
+
+
 def test_stages_of_the_stem():
     """The paper's: stage 4 at 1/32, or stage 3 at 1/16 with the fourth stage's units."""
     third = shapes_only("r50_l32", image_size=224, stage=3)
@@ -288,6 +312,8 @@ def test_stages_of_the_stem():
         ({"classes": 0}, "`classes` must be an integer of at least 1"),
         ({"native_size": 32}, "`native_size` belongs to `image_size=None`"),
         ({"gelu": "quick"}, "`gelu` must be one of"),
+        ({"epsilon": -1}, "`epsilon` must be a number above 0"),
+        ({"head_bias": "x"}, "`head_bias` must be a number"),
         ({"image_size": None, "native_size": 30}, "nearest image sizes that work"),
     ],
 )

@@ -1,13 +1,13 @@
 """Registered Keras layers; each can be used alone in a functional model."""
 
 from vit_keras.layers.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
+from vit_keras.layers.grid_tables import GridTables as GridTables
 from vit_keras.layers.interpolation import interpolation_matrix as interpolation_matrix
 from vit_keras.layers.interpolation import resize_table as resize_table
 from vit_keras.layers.interpolation import square_grid as square_grid
 from vit_keras.layers.mlp import MLP as MLP
 from vit_keras.layers.patches import Patches as Patches
 from vit_keras.layers.positions import AddPositionEmbs as AddPositionEmbs
-from vit_keras.layers.positions import GridTables as GridTables
 from vit_keras.layers.positions import RelativePositions as RelativePositions
 from vit_keras.layers.regularization import DropPath as DropPath
 from vit_keras.layers.regularization import LayerScale as LayerScale

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from vit_keras.checks import as_choice, as_int, as_rate
+from vit_keras.checks import as_choice, as_int, as_pair, as_rate
 from vit_keras.layers.positions import RelativePositions
 from vit_keras.spec import RELATIVE_POSITIONS
 
@@ -47,8 +47,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.dropout = as_rate(dropout, "dropout")
         self.use_bias = bool(use_bias)
         self.position = as_choice(position, "position", (None, *RELATIVE_POSITIONS))
-        self.grid = grid
-        self.prefix_tokens = prefix_tokens
+        self.grid = None if grid is None else as_pair(grid, "grid")
+        self.prefix_tokens = as_int(prefix_tokens, "prefix_tokens", minimum=0)
 
     def build(self, inputs_shape, memory_shape=None, patches_shape=None):
         width = inputs_shape[-1]

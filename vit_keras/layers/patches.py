@@ -1,5 +1,7 @@
 """Images and feature maps to patches."""
 
+import json
+
 import keras
 from keras import ops
 
@@ -95,6 +97,7 @@ class Patches(keras.layers.Layer):
             "patch_size": list(self.patch_size),
             "width": self.width,
             "remainder": self.remainder,
-            "record": self.record,
+            # Keras tracks dicts in a class of its own; configs are plain.
+            "record": None if self.record is None else json.loads(json.dumps(self.record)),
         }
         return {**super().get_config(), **config}

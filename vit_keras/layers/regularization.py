@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from vit_keras.checks import as_rate
+from vit_keras.checks import as_positive, as_rate
 
 
 @keras.saving.register_keras_serializable("vit_keras")
@@ -49,7 +49,7 @@ class LayerScale(keras.layers.Layer):
 
     def __init__(self, initial_value=1e-5, **kwargs):
         super().__init__(**kwargs)
-        self.initial_value = float(initial_value)
+        self.initial_value = as_positive(initial_value, "initial_value")
 
     def build(self, input_shape):
         initializer = keras.initializers.Constant(self.initial_value)

@@ -22,7 +22,7 @@ class StdConv2D(keras.layers.Conv2D):
         super().__init__(filters, kernel_size, strides=strides, **kwargs)
 
     def convolution_op(self, inputs, kernel):
-        kernel = ops.cast(kernel, "float32")
+        kernel = ops.cast(kernel, keras.backend.result_type(kernel.dtype, "float32"))
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
         kernel = kernel / (ops.std(kernel, axis=(0, 1, 2), keepdims=True) + 1e-5)
         return super().convolution_op(inputs, ops.cast(kernel, inputs.dtype))

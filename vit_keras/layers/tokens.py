@@ -3,9 +3,10 @@
 import keras
 from keras import ops
 
-from vit_keras.checks import as_choice, as_int
+from vit_keras.checks import as_choice, as_int, as_positive
 from vit_keras.layers.attention import MultiHeadSelfAttention
 from vit_keras.layers.mlp import MLP
+from vit_keras.spec import GELUS
 
 
 class _LearnedTokens(keras.layers.Layer):
@@ -115,8 +116,8 @@ class AttentionPooling(keras.layers.Layer):
         super().__init__(**kwargs)
         self.num_heads = as_int(num_heads, "num_heads")
         self.mlp_dim = as_int(mlp_dim, "mlp_dim")
-        self.gelu = gelu
-        self.epsilon = epsilon
+        self.gelu = as_choice(gelu, "gelu", GELUS)
+        self.epsilon = as_positive(epsilon, "epsilon")
 
     def build(self, input_shape):
         width = input_shape[-1]

@@ -3,11 +3,11 @@
 import keras
 from keras import ops
 
-from vit_keras.checks import as_choice, as_int, as_rate
+from vit_keras.checks import as_choice, as_int, as_pair, as_positive, as_rate
 from vit_keras.layers.attention import MultiHeadSelfAttention, attention_spec
 from vit_keras.layers.mlp import MLP
 from vit_keras.layers.regularization import DropPath, LayerScale
-from vit_keras.spec import GELUS
+from vit_keras.spec import GELUS, RELATIVE_POSITIONS
 
 
 @keras.saving.register_keras_serializable("vit_keras")
@@ -66,13 +66,13 @@ class TransformerBlock(keras.layers.Layer):
         self.dropout = as_rate(dropout, "dropout")
         self.attention_dropout = as_rate(attention_dropout, "attention_dropout")
         self.drop_path = as_rate(drop_path, "drop_path")
-        self.layer_scale = layer_scale
+        self.layer_scale = None if layer_scale is None else as_positive(layer_scale, "layer_scale")
         self.qkv_bias = bool(qkv_bias)
         self.gelu = as_choice(gelu, "gelu", GELUS)
-        self.epsilon = epsilon
-        self.position = position
-        self.grid = grid
-        self.prefix_tokens = prefix_tokens
+        self.epsilon = as_positive(epsilon, "epsilon")
+        self.position = as_choice(position, "position", (None, *RELATIVE_POSITIONS))
+        self.grid = None if grid is None else as_pair(grid, "grid")
+        self.prefix_tokens = as_int(prefix_tokens, "prefix_tokens", minimum=0)
 
     def build(self, inputs_shape, patches_shape=None):
         same = {"dtype": self.dtype_policy}

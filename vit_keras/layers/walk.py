@@ -1,14 +1,14 @@
 """Finding layers in models, however deeply they are nested."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
 
 def walk(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    """Yield `layer` and every layer inside it: of models (nested, Sequential, subclassed) and of wrappers, each once.
-
-    Layers inside a single composite layer, such as a block's MLP, are not entered.
+    """Yield `layer` and every layer inside it, each once: of models (nested, Sequential, subclassed), of wrappers, and
+    of a user's own layers that keep layers in attributes.
     """
     seen = set()
     waiting = [layer]
@@ -18,5 +18,13 @@ def walk(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             continue
         seen.add(id(layer))
         yield layer
-        inner = getattr(layer, "layers", None) or [getattr(layer, "layer", None)]
-        waiting[:0] = [child for child in inner if isinstance(child, keras.layers.Layer)]
+        waiting[:0] = layer.layers if isinstance(layer, keras.Model) else _layers_in(list(vars(layer).values()))
+
+
+def _layers_in(value: Any) -> list[keras.layers.Layer]:
+    """The layers among attributes, inside lists and dicts too."""
+    if isinstance(value, keras.layers.Layer):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [layer for item in value for layer in _layers_in(item)] if isinstance(value, (list, tuple)) else []
