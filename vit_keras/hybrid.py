@@ -79,6 +79,8 @@ def resnet(spec: ViTSpec, images: keras.KerasTensor) -> keras.KerasTensor:
     """The stem: images (B, H, W, C) to its map (B, H / stride, W / stride, channels)."""
     stem, dtype = spec.stem, spec.dtype
     assert stem is not None
+    if stem.grey_as_rgb and spec.in_channels == 1:
+        images = keras.layers.Concatenate(name="grey_as_rgb", dtype=dtype)([images] * 3)
     x = layers.StdConv2D(stem.width, 7, strides=2, name="conv_root", dtype=dtype)(images)
     x = layers.group_norm("gn_root", dtype)(x)
     x = keras.layers.ReLU(name="relu_root", dtype=dtype)(x)

@@ -1,20 +1,23 @@
 """From image files to labels."""
 
+import collections
+import concurrent.futures
 import dataclasses
-import math
+import itertools
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from scipy.special import softmax
 
+from vit_keras import labels as label_sets
 from vit_keras import preprocessing, registry
 from vit_keras.checkpoints import CheckpointError
-from vit_keras.checks import as_pair
-from vit_keras.layers import AttentionPooling, Bottleneck, GridTables, Patches, TokenPooling, walk
+from vit_keras.layers import AttentionPooling, TokenPooling
+from vit_keras.records import Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +33,22 @@ class Predictor:
     """A model with its preprocessing and labels.
 
     ```python
-    predictor = Predictor("digits.keras", labels=["zero", "one", ...])
+    predictor = Predictor("vit_b16.augreg_in21k_ft_in1k_384")
     for prediction in predictor("photo.png", top=3):
         print(prediction.label, prediction.probability)
     ```
 
     Args:
-        model: a Keras model of this library, or the path of a `.keras` file or of an `.npz` checkpoint in the
-            original layout.
-        labels: name of each class; None (default) uses the indices.
+        model: a name of `vit_keras.list_weights` or `list_models`, whose weights are fetched if need be; a Keras model
+            of this library; or the path of a `.keras` file or of an `.npz` checkpoint in the original layout.
+        labels: name of each class. None (default): those that the weights are known to have; ImageNet's, in the
+            original order, for 1,000 or 21,843 classes of an `.npz`; else the indices.
         image_size: height and width in pixels to which images are resized. None (default): the model's own, or for a
             model of any size the one whose position table it holds.
-        **options: with an `.npz`, arguments of `registry.from_checkpoint`.
+        **options: with a name, arguments of `vit_keras.create`; with an `.npz`, of `vit_keras.from_checkpoint`.
 
     Raises:
-        CheckpointError: the file cannot be read as a model.
+        CheckpointError: the file cannot be fetched or read as a model.
         ValueError: the model is no classifier of RGB images, it does not take this image size, or the number of labels
             is not its number of classes.
     """
@@ -65,33 +69,35 @@ class Predictor:
             model = load_model(model, **options)
         self.model = model
         self.activation = output_activation(model)
-        self.image_size = input_size(model, image_size)
-        self.preprocessing = preprocessing.of(self.model)
-        classes = self.model.output_shape[-1]
-        if labels is not None and len(labels) != classes:
-            raise ValueError(f"The model has {classes} classes. Received: {len(labels)} labels")
-        self.labels = [str(label) for label in (range(classes) if labels is None else labels)]
+        self.image_size = preprocessing.image_size_of(model, image_size)
+        self.preprocessing = dataclasses.replace(preprocessing.of(model), size=self.image_size)
+        classes = model.output_shape[-1]
+        names = labels if labels is not None else known_labels(model) or range(classes)
+        if len(names) != classes:
+            raise ValueError(f"The model has {classes} classes. Received: {len(names)} labels")
+        self.labels = [str(name) for name in names]
 
     def __call__(self, image: Any, top: int = 5) -> list[Prediction]:
         """The most probable classes of one image: a path, file object, Pillow image or array (H, W, 3) in 0..255."""
-        return next(self.stream([image], top=top))
+        return next(self.stream([image], top=top, batch_size=1))
 
     def stream(self, images: Iterable[Any], top: int = 5, batch_size: int = 8) -> Iterator[list[Prediction]]:
-        """The most probable classes of each image, in order, computed in batches of `batch_size`."""
-        return self.stream_prepared(map(self.prepare, images), top, batch_size)
+        """The most probable classes of each image, in order.
+
+        Images are read and resized by other threads while the model computes a batch of `batch_size`; the last one is
+        filled up, so that the model is compiled for one shape.
+        """
+        return self.stream_prepared(ahead(self.prepare, images, 2 * batch_size), top, batch_size)
 
     def stream_prepared(
         self, images: Iterable[np.ndarray], top: int = 5, batch_size: int = 8
     ) -> Iterator[list[Prediction]]:
         """As `stream`, for images that went through `prepare`."""
-        batch: list[np.ndarray] = []
-        for image in images:
-            batch.append(image)
-            if len(batch) == batch_size:
-                yield from self._predict(batch, top)
-                batch = []
-        if batch:
-            yield from self._predict(batch, top)
+        images = iter(images)
+        while batch := list(itertools.islice(images, batch_size)):
+            filled = np.stack(batch + batch[-1:] * (batch_size - len(batch)))
+            outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(filled))
+            yield from decode_predictions(outputs[: len(batch)], top, self.labels, self.activation)
 
     def prepare(self, image: Any) -> np.ndarray:
         """One image as the model takes it, float32 (H, W, C).
@@ -102,13 +108,77 @@ class Predictor:
         pixels = image if isinstance(image, np.ndarray) else preprocessing.read_image(image)
         if pixels.ndim != 3 or pixels.shape[-1] != 3:
             raise preprocessing.ImageError(f"An image array must be (H, W, 3). Received: shape {pixels.shape}")
-        return preprocessing.preprocess(pixels, self.image_size, self.preprocessing)
+        preprocessing.warn_of_pixels(pixels, stacklevel=3)
+        return preprocessing.preprocess(pixels, rule=self.preprocessing)
 
-    def _predict(self, batch: list[np.ndarray], top: int) -> Iterator[list[Prediction]]:
-        outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(np.stack(batch)))
-        for probabilities in softmax(outputs, axis=-1) if self.activation == "linear" else outputs:
-            order = np.argsort(-probabilities, kind="stable")[:top]
-            yield [Prediction(int(index), self.labels[index], float(probabilities[index])) for index in order]
+
+def ahead(function: Callable[[Any], Any], items: Iterable[Any], count: int) -> Iterator[Any]:
+    """`map` whose next `count` results are computed by other threads; no more items are taken than that."""
+    waiting: collections.deque = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def decode_predictions(
+    outputs: Any, top: int = 5, labels: Sequence[str] | None = None, activation: str = "linear"
+) -> list[list[Prediction]]:
+    """The most probable classes of each row of a classifier's outputs.
+
+    ```python
+    decode_predictions(model.predict(images), top=3)[0][0].label
+    ```
+
+    Args:
+        outputs: (B, classes), logits.
+        top: how many classes, most probable first. Default 5.
+        labels: name of each class. None (default): ImageNet-1k's for 1,000 classes, -21k's for 21,843, else the index.
+        activation: what the outputs went through already: `"linear"` (default, nothing), `"softmax"` or `"sigmoid"`.
+
+    Returns:
+        `Prediction`s for each row.
+
+    Raises:
+        ValueError: the outputs are not (B, classes), or the number of labels is not that of classes.
+    """
+    outputs = keras.ops.convert_to_numpy(outputs).astype("float32")
+    if outputs.ndim != 2:
+        raise ValueError(f"Expected outputs of shape (B, classes). Received: shape {outputs.shape}")
+    classes = outputs.shape[1]
+    assumed = label_sets.ASSUMED.get(classes)
+    names = labels if labels is not None else label_sets.load(assumed) if assumed else range(classes)
+    if len(names) != classes:
+        raise ValueError(f"The outputs have {classes} classes. Received: {len(names)} labels")
+    probabilities = softmax(outputs, axis=-1) if activation == "linear" else outputs
+    order = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
+    return [
+        [Prediction(int(index), str(names[index]), float(row[index])) for index in indices]
+        for row, indices in zip(probabilities, order)
+    ]
+
+
+def known_labels(model: keras.Model) -> list[str] | None:
+    """The labels that a model's weights are known to have, or taken to have; None if there are none.
+
+    Weights in the original layout with 1,000 or 21,843 classes are taken for ImageNet's.
+    """
+    classes = model.output_shape[-1]
+    if _last_layer(model)[0].name != "head":  # a user's own in its place
+        return None
+    for record in map(Weights.from_dict, preprocessing.records(model)):
+        name = record.labels or (label_sets.ASSUMED.get(classes) if record.head else None)
+        found = label_sets.load(name) if name else []
+        if len(found) == classes:
+            return found
+    return None
 
 
 def output_activation(model: keras.Model) -> str:
@@ -156,51 +226,26 @@ def _activation_of(layer: keras.layers.Layer) -> str:
     return getattr(activation, "__name__", str(activation))
 
 
-def input_size(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
-    """Height and width of the images to give a model: `wanted` if it takes them, by default its own.
+def load_model(model: str | os.PathLike, **options: Any) -> keras.Model:
+    """Load a `.keras` file (in safe mode), build the model of an `.npz` checkpoint, or create one by name.
 
     Raises:
-        ValueError: the model has another fixed size, or takes any size and has none of its own.
+        CheckpointError: the file is missing, neither of the two, or cannot be fetched.
+        ValueError: there is no model or no weights of this name.
     """
-    fixed = tuple(model.input_shape[1:3])
-    if wanted is not None:
-        wanted = as_pair(wanted, "image_size")
-        if any(length not in (None, asked) for length, asked in zip(fixed, wanted)):
-            raise ValueError(
-                f"Model {model.name!r} takes images of height and width {fixed}. Received: image_size={wanted}. Build "
-                "it at that size and load its weights, which resizes the position embeddings."
-            )
-        return wanted
-    if None not in fixed:
-        return fixed
-    inner = list(walk(model))
-    table = next((layer for layer in inner if isinstance(layer, GridTables) and layer.grid), None)
-    if table is None:
-        raise ValueError(f"Model {model.name!r} takes images of any size and has none of its own: pass image_size.")
-    patch = next(layer.patch_size for layer in inner if isinstance(layer, Patches))
-    stride = 4 if any(layer.name == "conv_root" for layer in inner) else 1
-    stride *= math.prod(layer.strides for layer in inner if isinstance(layer, Bottleneck))
-    return table.grid[0] * patch[0] * stride, table.grid[1] * patch[1] * stride
-
-
-def load_model(path: str | os.PathLike, **options: Any) -> keras.Model:
-    """Load a `.keras` file (in safe mode) or build the model of an `.npz` checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing, or neither of the two.
-    """
-    path = os.fspath(path)
-    if not path.endswith(".keras"):
-        return registry.from_checkpoint(path, **options)
+    name = os.fspath(model)
+    if not name.endswith(".keras"):
+        is_name = not os.path.exists(name) and not name.endswith(".npz") and os.sep not in name
+        return (registry.create if is_name else registry.from_checkpoint)(name, **options)
     if options:
         raise ValueError(f"A .keras file is loaded as it was saved; {', '.join(options)} cannot change it.")
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: there is no such file. Expected the path of a .keras model.")
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path}: not a .keras file, or a truncated one; copy or download it again.")
+    if not os.path.isfile(name):
+        raise CheckpointError(f"{name}: there is no such file. Expected the path of a .keras model.")
+    if not zipfile.is_zipfile(name):
+        raise CheckpointError(f"{name}: not a .keras file, or a truncated one; copy or download it again.")
     # A damaged archive can fail anywhere in Keras, HDF5 or the layers.
     try:
-        return keras.saving.load_model(path, compile=False)
+        return keras.saving.load_model(name, compile=False)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: not a Keras model that can be loaded ({reason})") from error
+        raise CheckpointError(f"{name}: not a Keras model that can be loaded ({reason})") from error

@@ -1,7 +1,10 @@
 """Pixels in: reading image files, and what the weights expect of pixels."""
 
 import contextlib
+import dataclasses
+import math
 import os
+import warnings
 from typing import IO, Any
 
 import keras
@@ -9,10 +12,15 @@ import numpy as np
 from keras import ops
 from PIL import Image, ImageOps
 
-from vit_keras.layers import walk
-from vit_keras.records import Preprocessing, Weights
+from vit_keras.checks import as_pair
+from vit_keras.layers import Bottleneck, GridTables, Patches, walk
+from vit_keras.records import ORIGINAL, Preprocessing, Weights
 
-ORIGINAL = Preprocessing()  # what the original weights expect
+# Beside ORIGINAL: big_vision's `resize_small(256)`, `central_crop(224)`; timm's default for ViT, `crop_pct=0.9`; and
+# that of Hugging Face's ViTImageProcessor.
+BIG_VISION = Preprocessing("resize_small", crop=224 / 256, interpolation="area")
+TIMM = Preprocessing("short_side", 0.9, "bicubic", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
+HUGGING_FACE = Preprocessing("squash", 1.0, "bilinear", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 class ImageError(ValueError):
@@ -76,44 +84,184 @@ def preprocess_inputs(X: Any) -> Any:
     """Scale pixels from 0..255 to -1..1 as float32, as the original weights expect: (x - 127.5) / 127.5.
 
     Args:
-        X: array or tensor of any shape, uint8 or float, in 0..255.
+        X: array or tensor of any shape, uint8 or float, in 0..255. Values or a layout that look like something else
+            get a warning that says what they look like.
 
     Returns:
         float32 of the same shape: an array for an array, a tensor for a tensor.
 
     Reference: vision_transformer `input_pipeline.py`.
     """
+    warn_of_pixels(X, stacklevel=3)
     if isinstance(X, np.ndarray):
         return (X.astype(np.float32) - np.float32(127.5)) / np.float32(127.5)
     return (ops.cast(X, "float32") - 127.5) / 127.5
 
 
-def preprocess(image: np.ndarray, size: tuple[int, int], rule: Preprocessing = ORIGINAL) -> np.ndarray:
-    """Bring one image to what a model expects.
+def preprocess(images: Any, size: tuple[int, int] | None = None, rule: Preprocessing = ORIGINAL) -> Any:
+    """Bring images to what a model expects: resize, crop, scale. The same Keras ops run in Python and in a graph.
 
     Args:
-        image: (H, W, C), values in 0..255.
-        size: (height, width) of the model's input.
-        rule: what the weights expect.
+        images: (H, W, C) or (B, H, W, C), array or tensor, values in 0..255. In a graph H and W may be unknown.
+        size: (height, width) of the model's input in pixels. Default: the rule's own.
+        rule: what the weights expect; `vit_keras.preprocessing.of(model)` finds it.
 
     Returns:
-        float32 array (*size, C).
+        float32 (..., *size, C): an array for an array, a tensor for a tensor.
+
+    Raises:
+        ValueError: neither `size` nor the rule says a size.
     """
+    if size is None and rule.size is None:
+        raise ValueError("Preprocessing needs a size: pass size=(height, width).")
+    height, width = as_pair(rule.size if size is None else size, "size")
+    given = ops.shape(images)[-3:-1]  # integers, or scalar tensors where a graph does not know them
+    x = ops.cast(images, "float32")
+    if rule.resize == "squash":
+        x = _resize(x, given, (height, width), rule)
+    else:
+        covering = _covering(given, (height, width), rule)
+        x = _resize(x, given, covering, rule)
+        (top, left) = (_centre(outer - inner, rule) for outer, inner in zip(covering, (height, width)))
+        x = x[..., top : top + height, left : left + width, :]
+    offset, scale = (np.asarray(values, dtype=np.float32) for values in rule.offset_and_scale)
+    x = (x - offset) / scale
+    return ops.convert_to_numpy(x) if isinstance(images, np.ndarray) else x
+
+
+def _covering(image: Any, size: tuple[int, int], rule: Preprocessing) -> tuple[Any, Any]:
+    """Height and width, aspect ratio kept, that just cover `size` divided by the crop."""
+    # timm rounds the divided size down; the addend undoes the division's own rounding, as of 384 / (384 / 448).
+    height, width = (math.floor(length / rule.crop + 1e-6) for length in size)
+    half = int(rule.resize == "resize_small")  # big_vision rounds to nearest, torchvision down
+    h, w = image
+    new_height, new_width = (2 * width * h + half * w) // (2 * w), (2 * height * w + half * h) // (2 * h)
+    return _larger(height, new_height), _larger(width, new_width)
+
+
+def _larger(a: int, b: Any) -> Any:
+    return max(a, b) if isinstance(b, int) else ops.maximum(a, b)
+
+
+def _centre(rest: Any, rule: Preprocessing) -> Any:
+    """Where a crop begins: half the rest, which big_vision rounds down and torchvision to the nearest even number."""
+    half = rest // 2
+    return half if rule.resize == "resize_small" else half + rest % 2 * (half % 2)
+
+
+def _resize(x: Any, old: Any, new: Any, rule: Preprocessing) -> Any:
+    """Resize (..., H, W, C); values stay in 0..255, which bicubic interpolation alone would leave."""
+    if rule.interpolation == "area":
+        rows, columns = _area_matrix(old[0], new[0]), _area_matrix(old[1], new[1])
+        return ops.einsum("...hwc,ah,bw->...abc", x, rows, columns)
     x = ops.image.resize(
-        ops.convert_to_tensor(np.asarray(image, dtype=np.float32)),
-        size,
-        interpolation=rule.interpolation,
-        antialias=rule.antialias,
-        data_format="channels_last",
+        x, tuple(new), interpolation=rule.interpolation, antialias=rule.antialias, data_format="channels_last"
     )
-    mean, std = (np.asarray(values, dtype=np.float32) for values in (rule.mean, rule.std))
-    return (ops.convert_to_numpy(x) - mean) / std
+    return ops.clip(x, 0.0, 255.0) if rule.interpolation == "bicubic" else x
+
+
+def _area_matrix(old: Any, new: Any) -> Any:
+    """(new, old): share of each old pixel in each new one, whose cell it overlaps; `tf.image.resize(method="area")`."""
+    scale = ops.cast(old, "float32") / ops.cast(new, "float32")
+    start = ops.cast(ops.arange(new), "float32")[:, None] * scale
+    pixel = ops.cast(ops.arange(old), "float32")[None, :]
+    overlap = ops.minimum(start + scale, pixel + 1) - ops.maximum(start, pixel)
+    return ops.maximum(overlap, 0.0) / scale
 
 
 def of(model: keras.Model) -> Preprocessing:
-    """What the weights in `model` expect of pixels: the record in its `embedding` layer, else the original code's."""
-    for layer in walk(model):
-        record = getattr(layer, "record", None)
-        if record:
-            return Weights.from_dict(record).preprocessing
-    return ORIGINAL
+    """What the weights in `model` expect of pixels, its size always the model's own.
+
+    Args:
+        model: any model that contains the `embedding` layer of this library: nested, cloned, reloaded or operated on.
+
+    Returns:
+        The record in that layer, else the original code's; `size` is None for a model of any size without a table.
+    """
+    rule = next((Weights.from_dict(record).preprocessing for record in records(model)), ORIGINAL)
+    try:
+        return dataclasses.replace(rule, size=image_size_of(model))
+    except ValueError:
+        return dataclasses.replace(rule, size=None)
+
+
+def records(model: keras.Model) -> list[dict]:
+    """The records of the weights in a model, as `vit_keras.records.Weights.from_dict` reads them."""
+    return [layer.record for layer in walk(model) if getattr(layer, "record", None)]
+
+
+def image_size_of(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
+    """Height and width of the images to give a model: `wanted` if it takes them, by default its own.
+
+    Raises:
+        ValueError: the model has another fixed size, or takes any size and has none of its own.
+    """
+    fixed = tuple(model.input_shape[1:3])
+    if wanted is not None:
+        wanted = as_pair(wanted, "image_size")
+        if any(length not in (None, asked) for length, asked in zip(fixed, wanted)):
+            raise ValueError(
+                f"Model {model.name!r} takes images of height and width {fixed}. Received: image_size={wanted}. Build "
+                "it at that size and load its weights, which resizes the position embeddings."
+            )
+        return wanted
+    if None not in fixed:
+        return fixed
+    inner = list(walk(model))
+    table = next((layer for layer in inner if isinstance(layer, GridTables) and layer.grid), None)
+    if table is None:
+        raise ValueError(f"Model {model.name!r} takes images of any size and has none of its own: pass image_size.")
+    patch = next(layer.patch_size for layer in inner if isinstance(layer, Patches))
+    stride = 4 if any(layer.name == "conv_root" for layer in inner) else 1
+    stride *= math.prod(layer.strides for layer in inner if isinstance(layer, Bottleneck))
+    return table.grid[0] * patch[0] * stride, table.grid[1] * patch[1] * stride
+
+
+def warn_of_pixels(x: Any, stacklevel: int = 2) -> None:
+    """Warn when values or layout are not those of pixels in 0..255, channels last."""
+    x = _concrete(x)
+    if x is None or not x.size:
+        return
+    _warn_of_layout(x, stacklevel + 1)
+    if x.dtype.kind == "f":
+        low, high = float(x.min()), float(x.max())
+        looks = "preprocessed already" if low < 0 else "scaled to 0..1"
+        if low >= -3 and (low < 0 or 0 < high <= 1) and high <= 3:
+            _warn(f"they look {looks}: they lie in [{low:.3g}, {high:.3g}]. Expected pixels in 0..255", stacklevel + 1)
+
+
+def warn_of_inputs(x: Any, rule: Preprocessing = ORIGINAL, stacklevel: int = 2) -> None:
+    """Warn when values or layout are not those of images that went through `preprocess` with `rule`."""
+    x = _concrete(x)
+    if x is None or not x.size:
+        return
+    _warn_of_layout(x, stacklevel + 1)
+    offset, scale = rule.offset_and_scale
+    least = min(-a / b for a, b in zip(offset, scale))
+    most = max((255 - a) / b for a, b in zip(offset, scale))
+    low, high = float(x.min()), float(x.max())
+    if high > 4 * most:
+        _warn(
+            f"they look like pixels in 0..255: they lie in [{low:.3g}, {high:.3g}]. Expected [{least:.3g}, "
+            f"{most:.3g}]; use vit_keras.preprocessing.preprocess",
+            stacklevel + 1,
+        )
+
+
+def _concrete(x: Any) -> np.ndarray | None:
+    """The values of an array or an eager tensor; None for what has none yet, in a graph."""
+    if not isinstance(x, np.ndarray):
+        x = x.numpy() if hasattr(x, "numpy") else None
+    return x
+
+
+def _warn_of_layout(x: np.ndarray, stacklevel: int) -> None:
+    if x.ndim in (3, 4) and x.shape[-1] > 4 and x.shape[-3] in (1, 3, 4):
+        _warn(
+            f"they look like channels first: their shape is {x.shape}. Expected (..., height, width, channels)",
+            stacklevel + 1,
+        )
+
+
+def _warn(message: str, stacklevel: int) -> None:
+    warnings.warn(f"Check the images: {message}.", UserWarning, stacklevel + 1)

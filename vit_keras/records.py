@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_keras.checks import as_choice
+from vit_keras.checks import as_choice, as_pair
 
 RESIZE_METHODS = ("align_corners", "bicubic", "antialiased_bicubic")
 
@@ -36,28 +36,66 @@ class Resize:
         return dataclasses.asdict(self)
 
 
+RESIZES = ("squash", "short_side", "resize_small")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area")
+
+
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What happens to pixels before a model sees them.
+    """What happens to pixels, 0 to 255, before a model sees them.
 
     Args:
         resize: `"squash"` resizes to the model's height and width whatever the aspect ratio (the original code's
-            evaluation, `input_pipeline.py`).
-        interpolation: interpolation of the resize.
-        antialias: whether the resize filters before it shrinks.
-        mean, std: per-channel values, on the 0 to 255 scale: the model sees (x - mean) / std.
+            evaluation, `input_pipeline.py`; Hugging Face); `"short_side"` keeps it, so that the image covers `size`
+            divided by `crop`, and cuts out the centre (timm, torchvision); `"resize_small"` does so with big_vision's
+            rounding (`pp/ops_image.py`, `resize_small` and `central_crop`).
+        crop: share of the resized image's short side that is kept, timm's `crop_pct`. Squashing takes 1 alone.
+        interpolation: `"nearest"`, `"bilinear"`, `"bicubic"` (a = -0.5) or `"area"` (TensorFlow's).
+        antialias: whether bilinear and bicubic filter before they shrink, as Pillow does.
+        value_range: what 0 and 255 become before `mean` and `std`.
+        mean, std: per channel: the model sees (x - mean) / std.
+        size: (height, width) in pixels; None is not known.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     resize: str = "squash"
+    crop: float = 1.0
     interpolation: str = "bilinear"
     antialias: bool = False
-    mean: tuple[float, ...] = (127.5, 127.5, 127.5)
-    std: tuple[float, ...] = (127.5, 127.5, 127.5)
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    size: tuple[int, int] | None = None
 
     def __post_init__(self):
-        as_choice(self.resize, "resize", ("squash",))
-        object.__setattr__(self, "mean", tuple(map(float, self.mean)))
-        object.__setattr__(self, "std", tuple(map(float, self.std)))
+        as_choice(self.resize, "resize", RESIZES)
+        as_choice(self.interpolation, "interpolation", INTERPOLATIONS)
+        if not 0 < self.crop <= 1 or (self.resize == "squash" and self.crop != 1):
+            raise ValueError(
+                "`crop` must be in (0, 1], and 1 where images are squashed. Received: "
+                f"crop={self.crop!r} with resize={self.resize!r}"
+            )
+        for name in ("value_range", "mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1] or min(self.std) <= 0:
+            raise ValueError(
+                "`value_range` must be an ascending pair and `std` positive. Received: "
+                f"value_range={self.value_range!r}, std={self.std!r}"
+            )
+        object.__setattr__(self, "size", None if self.size is None else as_pair(self.size, "size"))
+
+    @property
+    def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Per channel a and b of the one step (x - a) / b from 0..255 to what the model sees."""
+        low, high = self.value_range
+        unit = 255 / (high - low)
+        return tuple((mean - low) * unit for mean in self.mean), tuple(std * unit for std in self.std)
+
+
+ORIGINAL = Preprocessing()  # the original code's evaluation, `input_pipeline.py`
+ALIGN_CORNERS = Resize()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +103,7 @@ class Weights:
     """What is known of the weights a model carries; kept as plain JSON in the config of its `embedding` layer.
 
     Args:
-        source: name of the file (never its folder).
+        source: name of the file (never its folder), or of the row of `vit_keras.catalog` it was fetched for.
         format: the layout it came in, `"original"` for the JAX code's.
         gelu: `"tanh"` or `"exact"`.
         epsilon: of the LayerNorms.
@@ -73,6 +111,7 @@ class Weights:
         source_grid, grid: (height, width) in patches of the stored and of the loaded position table.
         preprocessing: what the weights expect of pixels.
         labels: name of the label set, None when unknown.
+        head: whether the head is the source's.
     """
 
     source: str
@@ -84,6 +123,7 @@ class Weights:
     grid: tuple[int, int] | None = None
     preprocessing: Preprocessing = Preprocessing()
     labels: str | None = None
+    head: bool = False
 
     def to_dict(self) -> dict:
         """The record as plain JSON types."""

@@ -1,14 +1,17 @@
 """Where names meet families."""
 
+import dataclasses
+import difflib
 import fnmatch
 from typing import Any
 
 import keras
 
-from vit_keras import checkpoints, hybrid, vit
+from vit_keras import catalog, checkpoints, hybrid, vit
+from vit_keras.catalog import list_weights
 from vit_keras.checks import as_pair
 from vit_keras.spec import SIZES, Variant, ViTSpec
-from vit_keras.variants import variant_spec
+from vit_keras.variants import takes_grey_as_rgb, variant_spec
 
 FAMILIES = (vit, hybrid)
 VARIANTS: dict[str, Variant] = {name: row for family in FAMILIES for name, row in family.VARIANTS.items()}
@@ -38,23 +41,40 @@ def spec_of(name: str, /, **options: Any) -> ViTSpec:
 
 
 def create(name: str, /, **options: Any) -> keras.Model:
-    """Build a published architecture by name: `create("vit_b16", ...)` is `vit.vit_b16(...)`.
+    """Build a published architecture by name, with a published set of weights.
+
+    ```python
+    model = create("vit_b16.augreg_in21k_ft_in1k_384", classes=37)
+    ```
 
     Args:
-        name: as `list_models` gives it.
-        **options: arguments of the constructor, see `vit_keras.vit.vit_b16`.
+        name: as `list_models` gives it: `create("vit_b16", ...)` is `vit.vit_b16(...)`; or as `list_weights` does,
+            `variant.tag`: the variant with those weights, at the size they were trained at.
+        **options: arguments of the constructor, see `vit_keras.vit.vit_b16`. With `variant.tag`, `classes` asks for a
+            new head of that many classes.
 
     Raises:
-        ValueError: there is no model of this name.
+        ValueError: there is no model or no weights of this name.
+        vit_keras.checkpoints.DownloadError: the weights could not be fetched.
     """
-    _variant(name)
-    family = next(family for family in FAMILIES if name in family.VARIANTS)
-    return getattr(family, name)(**options)
+    variant, _, tag = name.partition(".")
+    _variant(variant)
+    if tag:
+        row = catalog.find(variant, name if name in catalog.ROWS else tag)
+        if "weights" in options:
+            raise ValueError(f"{name!r} names its weights already. Received: weights={options['weights']!r}")
+        if "classes" in options:
+            options.setdefault("pretrained_top", False)
+        options = {"image_size": row.image_size, "classes": row.classes or 1000, "weights": row.tag, **options}
+    family = next(family for family in FAMILIES if variant in family.VARIANTS)
+    return getattr(family, variant)(**options)
 
 
 def _variant(name: str) -> Variant:
     if name not in VARIANTS:
-        raise ValueError(f"There is no model {name!r}. Expected one of {', '.join(VARIANTS)}.")
+        near = difflib.get_close_matches(name, VARIANTS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no model {name!r}.{hint} Expected one of {', '.join(VARIANTS)}.")
     return VARIANTS[name]
 
 
@@ -105,6 +125,8 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
     }
     if "image_size" in options and options["image_size"] is None:
         known["native_size"] = native
+    if facts.stem is not None and takes_grey_as_rgb(facts, options):
+        known["stem"] = dataclasses.replace(facts.stem, grey_as_rgb=True)
     spec = ViTSpec.of(**{**known, **options})
     model = (vit if spec.stem is None else hybrid).build(spec)
     top = spec.include_top and spec.classes == facts.classes
@@ -112,4 +134,4 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
     return model
 
 
-__all__ = ["PARAMETERS", "SIZES", "VARIANTS", "create", "from_checkpoint", "list_models", "spec_of"]
+__all__ = ["PARAMETERS", "SIZES", "VARIANTS", "create", "from_checkpoint", "list_models", "list_weights", "spec_of"]

@@ -20,8 +20,10 @@ class Size(NamedTuple):
 
 # B, L, H: Dosovitskiy et al. 2021 (arXiv 2010.11929), Table 1. Ti, S: Steiner et al. 2022 (AugReg), Table 2 after
 # Touvron et al. 2021 (DeiT). g, G: Zhai et al. 2022 (Scaling Vision Transformers), Table 2. So400m: Alabdulmohsin et
-# al. 2023 (SoViT). The numbers are those of vision_transformer `models.py` and big_vision `models/vit.py`.
+# al. 2023 (SoViT). The numbers are those of vision_transformer `models.py` and big_vision `models/vit.py`. mini is this
+# project's own: what fits into 1.5 MB and a wheel.
 SIZES = {
+    "mini": Size(96, 4, 192, 3),
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
     "B": Size(768, 12, 3072, 12),
@@ -48,6 +50,8 @@ class Variant:
         image_size: default image height and width in pixels.
         stem_layers: bottleneck units per ResNet stage; `()` is the root alone; None is no stem.
         stage: last ResNet stage that is used; with 3, the units of stage 4 join stage 3 (the paper's R50x1+ViT/16).
+        classes: default number of outputs.
+        weights: default name of weights.
     """
 
     size: str
@@ -55,6 +59,8 @@ class Variant:
     image_size: int
     stem_layers: tuple[int, ...] | None = None
     stage: int | None = None
+    classes: int = 1000
+    weights: str = "imagenet21k+imagenet2012"
 
 
 POOLINGS = ("token", "gap", "map", None)
@@ -70,6 +76,7 @@ class Stem:
 
     layers: tuple[int, ...]
     width_factor: float = 1.0
+    grey_as_rgb: bool = False  # one channel is repeated to three first, for kernels trained on RGB
 
     def __post_init__(self):
         object.__setattr__(self, "layers", tuple(as_int(units, "stem_layers") for units in self.layers))

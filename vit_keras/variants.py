@@ -1,17 +1,20 @@
 """From a line of a family's `VARIANTS` to its constructor: old arguments kept, and what a file of weights decides."""
 
+import contextlib
+import dataclasses
 import inspect
 import os
 import warnings
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 import keras
 
-from vit_keras import checkpoints
+from vit_keras import catalog, checkpoints
 from vit_keras.spec import SIZES, Stem, Variant, ViTSpec
 
-NAMED_WEIGHTS = ("imagenet21k+imagenet2012", "imagenet21k")
+EMBEDDED = resources.files("vit_keras") / "assets"
 
 
 def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], keras.Model]) -> Callable:
@@ -19,23 +22,23 @@ def constructor(variant_name: str, variant: Variant, build: Callable[[ViTSpec], 
 
     def construct(
         image_size: Any = variant.image_size,
-        classes: int = 1000,
+        classes: int = variant.classes,
         activation: Any = "linear",
         include_top: bool = True,
         pretrained: bool = True,
         pretrained_top: bool = True,
-        weights: Any = "imagenet21k+imagenet2012",
+        weights: Any = variant.weights,
         source_grid: Any = None,
         resize: Any = None,
         **options: Any,
     ) -> keras.Model:
         options = {**options, "image_size": image_size, "activation": activation, "include_top": include_top}
-        path = weights_path(variant_name, pretrained, weights)
-        if path is None:
-            if options.get("representation_size") is None and weights == "imagenet21k":
-                options["representation_size"] = SIZES[variant.size].width  # all of these files have pre_logits
+        if not pretrained:
+            if has_pre_logits(variant_name, weights) and options.get("representation_size") is None:
+                options["representation_size"] = SIZES[variant.size].width
             return build(variant_spec(variant_name, variant, classes=classes, **options))
-        source = checkpoints.open_checkpoint(path)
+        variant_spec(variant_name, variant, classes=classes, **options)  # tells a wrong argument before a download
+        source = open_weights(variant_name, weights)
         load_top = include_top and pretrained_top
         if load_top:
             classes = classes_of(source, classes)
@@ -56,12 +59,15 @@ _DOCUMENTATION = """{name}: {size.depth} blocks, width {size.width}, {size.num_h
 
 Args:
     image_size: an integer, a pair (height, width), or None for any size at call time. Default {variant.image_size}.
-    classes: outputs of the head. Default 1000.
+    classes: outputs of the head. Default {variant.classes}.
     activation: of the head. Default `"linear"`.
     include_top: whether the head is built. Default True.
     pretrained: whether `weights` are loaded. Default True.
     pretrained_top: whether they include the head; False leaves it new. Ignored without head or pretrained.
-    weights: path of an `.npz` checkpoint in the original layout. Position embeddings are resized to the image size.
+    weights: what `vit_keras.list_weights("{name}.*")` lists, with or without "{name}."; `"imagenet21k+imagenet2012"` or
+        `"imagenet21k"`; `"augreg/<file name>.npz"` for any AugReg file; an address; or the path of an `.npz` checkpoint
+        in the original layout. What is not on this machine is fetched into the cache. Position embeddings are
+        resized to the image size. Default `"{variant.weights}"`.
     source_grid, resize: of the weights' position table, as in `vit_keras.load_weights_from`.
     **options: further arguments of `vit_keras.vit.build_model`. What the weights decide (`representation_size`,
         `class_position`, `native_size`, `gelu`, `epsilon`) is taken from them unless given.
@@ -70,7 +76,8 @@ Returns:
     A functional `keras.Model`: (B, H, W, 3) -> (B, classes).
 
 Raises:
-    ValueError: an argument is out of its range, or a path is given with `pretrained=False`.
+    ValueError: an argument is out of its range, there are no such weights, or a path is given with `pretrained=False`.
+    vit_keras.checkpoints.DownloadError: the weights could not be fetched.
     vit_keras.checkpoints.CheckpointError: the file does not fit the model; no weight was changed.
 """
 
@@ -79,11 +86,12 @@ def variant_spec(variant_name: str, variant: Variant, **options: Any) -> ViTSpec
     """The spec of a published model, with changes."""
     size = SIZES[variant.size]
     stage = options.pop("stage", variant.stage)
+    grey_as_rgb = options.pop("grey_as_rgb", False)
     stem = None
     if variant.stem_layers is None and stage is not None:
         raise ValueError(f"`stage` belongs to hybrids; {variant_name} has no ResNet stem. Received: stage={stage!r}")
     if variant.stem_layers is not None:
-        stem = Stem(merge_stages(variant.stem_layers, stage))
+        stem = Stem(merge_stages(variant.stem_layers, stage), grey_as_rgb=grey_as_rgb)
     options = {"image_size": variant.image_size, "stem": stem, "name": variant_name.replace("_", "-"), **options}
     return ViTSpec.of(**size._asdict(), patch_size=(variant.patch_size, variant.patch_size), **options)
 
@@ -100,32 +108,63 @@ def merge_stages(stem_layers: tuple[int, ...], stage: int | None) -> tuple[int, 
     return stem_layers
 
 
-def weights_path(variant_name: str, pretrained: bool, weights: Any) -> str | None:
-    """The path to load, or None when nothing is loaded; refuses what contradicts itself or is not there yet."""
-    if weights is None and not pretrained:
-        return None
+def open_weights(variant_name: str, weights: Any) -> checkpoints.Checkpoint:
+    """Open what `weights` means for a variant: a name of the catalog, an address, or a path. Fetches it if need be.
+
+    Raises:
+        ValueError: it is none of these.
+        checkpoints.CheckpointError: the file cannot be fetched or read.
+    """
     if not isinstance(weights, (str, os.PathLike)):
         raise ValueError(
             f"`weights` must be a name or the path of an .npz checkpoint. Received: {type(weights).__name__}. "
             "For arrays in memory, build with pretrained=False and call vit_keras.load_weights_from."
         )
-    is_name = weights in NAMED_WEIGHTS
-    if not pretrained:
-        if not is_name:
-            raise ValueError(f"weights={weights!r} is given together with pretrained=False: leave one of them out.")
-        return None
-    if is_name:
-        raise ValueError(
-            f"Downloading weights by name ({weights!r}) is not there yet: pass the path of a downloaded checkpoint, "
-            f"{variant_name}(weights='/path/file.npz'), or pretrained=False for a model with new weights."
-        )
-    path = os.fspath(weights)
-    if not os.path.exists(path) and not os.path.splitext(path)[1] and os.sep not in path:
-        raise ValueError(
-            f"There are no weights called {path!r}. Expected a name, {' or '.join(map(repr, NAMED_WEIGHTS))}, or the "
-            "path of an .npz checkpoint."
-        )
-    return path
+    weights = os.fspath(weights)
+    if not is_path(weights):
+        return open_row(catalog.find(variant_name, weights))
+    if "://" in weights:
+        return checkpoints.open_checkpoint(checkpoints.fetch(weights))
+    source = checkpoints.open_checkpoint(weights)
+    with contextlib.suppress(ValueError):  # a file of AugReg says in its name what its classes are
+        return dataclasses.replace(source, labels=catalog.augreg_row(source.name).labels)
+    return source
+
+
+def open_row(row: catalog.Row) -> checkpoints.Checkpoint:
+    """Open the checkpoint of a row of the catalog, with what the row says of it. Fetches it if need be."""
+    path = str(EMBEDDED / row.url) if row.embedded else checkpoints.fetch(row.url)
+    return dataclasses.replace(
+        checkpoints.open_checkpoint(path),
+        name=row.name,
+        numerics=checkpoints.Numerics(row.gelu, row.epsilon),
+        resize=row.resize,
+        labels=row.labels,
+        preprocessing=row.preprocessing,
+    )
+
+
+def is_path(weights: str) -> bool:
+    """Whether `weights` is meant as a path or an address, not as a name of the catalog."""
+    if weights in catalog.NAMED_WEIGHTS or weights in catalog.ROWS:
+        return False
+    if "://" in weights or os.path.exists(weights):
+        return True
+    return not weights.startswith("augreg/") and (weights.endswith((".npz", ".keras")) or os.sep in weights)
+
+
+def has_pre_logits(variant_name: str, weights: Any) -> bool:
+    """Whether the weights of this name have a `pre_logits` layer; refuses a path, which would not be loaded."""
+    if weights is None:
+        return False
+    if not isinstance(weights, str) or is_path(weights):
+        raise ValueError(f"weights={weights!r} is given together with pretrained=False: leave one of them out.")
+    try:
+        return catalog.find(variant_name, weights).pre_logits
+    except ValueError:
+        if weights in catalog.NAMED_WEIGHTS:  # the default, of a variant without published weights
+            return False
+        raise
 
 
 def classes_of(source: checkpoints.Checkpoint, classes: int) -> int:
@@ -152,9 +191,20 @@ def fill_from(source: checkpoints.Checkpoint, options: dict) -> dict:
     }
     if options["image_size"] is None:
         known["native_size"] = facts.native_size
+    if takes_grey_as_rgb(facts, options):
+        known["grey_as_rgb"] = True
     # Otherwise a model without class token or table would be refused for a row that nobody asked for.
     has_class_token = options.get("class_token", options.get("pooling", "token") == "token")
     if facts.class_token and has_class_token and options.get("position", "learned_1d") == "learned_1d":
         known["class_position"] = facts.class_position
     given = {name: value for name, value in options.items() if value is not None or name not in known}
     return {**known, **given}
+
+
+def takes_grey_as_rgb(facts: checkpoints.Facts, options: dict) -> bool:
+    """Whether a stem trained on RGB must see grey images as RGB.
+
+    A plain patch embedding sums its kernel over RGB and gives the same tokens; a weight-standardised kernel cannot,
+    since standardising undoes the sum's scale.
+    """
+    return facts.stem is not None and facts.in_channels == 3 and options.get("in_channels") == 1

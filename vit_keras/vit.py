@@ -16,8 +16,10 @@ from vit_keras.variants import constructor
 
 # One line a model: size (width, depth, MLP and heads are in `spec.SIZES`), patch, default image size. Sizes and
 # patches: Dosovitskiy et al. 2021, table 1, and vision_transformer `configs/models.py`; 14-pixel patches: Zhai et al.
-# 2022. The old vit-keras package began 384 pixels at L; 392 is the nearest size that 14 divides.
+# 2022. The old vit-keras package began 384 pixels at L; 392 is the nearest size that 14 divides. `vit_mini` is this
+# project's own, for Fashion-MNIST (`examples/fashion_mnist.py`).
 VARIANTS = {
+    "vit_mini": Variant("mini", 4, 28, classes=10, weights="fashion_mnist"),
     "vit_ti16": Variant("Ti", 16, 224),
     "vit_s16": Variant("S", 16, 224),
     "vit_s32": Variant("S", 32, 224),
@@ -34,6 +36,7 @@ VARIANTS = {
 
 # Parameters at 224 pixels with 1,000 classes: vision_transformer `models_test.py`; the last, by the same formula.
 PARAMETERS = {
+    "vit_mini": 702_280,
     "vit_ti16": 5_717_416,
     "vit_s16": 22_050_664,
     "vit_s32": 22_878_952,
@@ -241,6 +244,7 @@ def head(spec: ViTSpec) -> keras.layers.Dense:
     )
 
 
+vit_mini = constructor("vit_mini", VARIANTS["vit_mini"], build)
 vit_ti16 = constructor("vit_ti16", VARIANTS["vit_ti16"], build)
 vit_s16 = constructor("vit_s16", VARIANTS["vit_s16"], build)
 vit_s32 = constructor("vit_s32", VARIANTS["vit_s32"], build)

@@ -217,7 +217,7 @@ def test_unreadable_image_is_named_and_the_others_go_through(folder):
         (["--weights", "m.npz", "--labels", "short.txt"], "The model has 10 classes. Received: 2 labels"),
         (["--weights", "m.keras", "--image-size", "32", "32"], "takes images of height and width (64, 64)"),
         (["--weights", "m.npz", "--image-size", "60", "64"], "not divisible into patches of (16, 16)"),
-        ([], "Missing option '--weights'"),
+        (["--weights", "m.npz", "--model", "vit_mini"], "pass one of them"),
         (["--weights", "m.npz", "--top", "0"], "0 is not in the range x>=1"),
     ],
 )
@@ -385,7 +385,7 @@ def test_models_table():
     assert "r50_b16" in result.output
     assert "vit_l16" not in result.output
     rows = json.loads(runner.invoke(vit_keras_cli.main, ["models", "--json"]).output)
-    assert len(rows) == 17
+    assert len(rows) == 18
     missing = runner.invoke(vit_keras_cli.main, ["models", "resnet*"])
     assert missing.exit_code == 2
     assert "No model matches 'resnet*'" in missing.output

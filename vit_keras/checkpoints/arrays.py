@@ -63,7 +63,7 @@ def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entr
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{path}: {_what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
+        raise CheckpointError(f"{path}: {what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: the file cannot be read ({error}).") from error
     members = [info for info in archive.infolist() if not info.is_dir()]
@@ -74,7 +74,7 @@ def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entr
     return {key: _npz_entry(path, archive, info) for key, info in zip(keys, members)}
 
 
-def _what_it_is(path: str) -> str:
+def what_it_is(path: str) -> str:
     """What a file that is no archive looks like."""
     with open(path, "rb") as file:
         start = file.read(512)

@@ -18,7 +18,7 @@ from vit_keras.checkpoints.source import Checkpoint, Numerics, open_checkpoint
 from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
 from vit_keras.checks import as_choice, as_pair
 from vit_keras.layers import AddPositionEmbs, AttentionPooling, Bottleneck, GridTables, Patches, TransformerBlock
-from vit_keras.records import Preprocessing, Resize, Weights
+from vit_keras.records import Resize, Weights
 from vit_keras.spec import Stem
 
 
@@ -32,12 +32,14 @@ class LoadReport:
         dropped: keys of arrays that were left out on purpose.
         kept: paths of variables that keep their initial values.
         source_grid, grid: of the position table in the file and in the model, (height, width); None without a table.
+        channels: input channels of the file's stem and of the model's.
     """
 
     source: str
     loaded: dict[str, str]
     dropped: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    channels: tuple[int, int] = (3, 3)
     source_grid: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
 
@@ -45,6 +47,8 @@ class LoadReport:
         lines = [f"{self.source}: {len(self.loaded)} arrays loaded"]
         if self.source_grid != self.grid:
             lines.append(f"position embeddings resized from {self.source_grid} to {self.grid}")
+        if self.channels[0] != self.channels[1]:
+            lines.append(f"the first kernel adapted from {self.channels[0]} to {self.channels[1]} input channels")
         if self.dropped:
             lines.append("left out: " + ", ".join(self.dropped))
         if self.kept:
@@ -100,7 +104,7 @@ def load_weights_from(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     backbone = rules.find_backbone(model)
     context = Context(
-        jax.RESIZE if resize is None else Resize.of(resize),
+        checkpoint.resize if resize is None else Resize.of(resize),
         checkpoint.prefix_rows,
         None if source_grid is None else as_pair(source_grid, "source_grid"),
     )
@@ -258,11 +262,19 @@ def _report(
         kept=tuple(sorted(rules.collect_targets(backbone).keys() - loaded.keys())),
         source_grid=source_grid,
         grid=grid,
+        channels=(checkpoint.facts.in_channels, _in_channels(assignments)),
     )
+
+
+def _in_channels(assignments: list[rules.Assignment]) -> int:
+    """Channels of the images that a model's first kernel takes."""
+    kernels = {assignment.key: assignment.target for assignment in assignments}
+    return kernels.get("conv_root/kernel", kernels["embedding/kernel"]).shape[2]
 
 
 def _keep_record(backbone: keras.Model, checkpoint: Checkpoint, report: LoadReport, resize: Resize) -> None:
     """Leave in the model what its weights are, and in its tables the rule by which they are resized."""
+    has_head = "head/kernel" in report.loaded
     for layer in backbone.layers:
         if isinstance(layer, GridTables):
             layer.resize = resize
@@ -275,5 +287,7 @@ def _keep_record(backbone: keras.Model, checkpoint: Checkpoint, report: LoadRepo
                 resize=resize,
                 source_grid=report.source_grid,
                 grid=report.grid,
-                preprocessing=Preprocessing(),
+                preprocessing=checkpoint.preprocessing,
+                labels=checkpoint.labels if has_head else None,
+                head=has_head,
             ).to_dict()

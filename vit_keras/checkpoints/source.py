@@ -9,6 +9,7 @@ from vit_keras.checkpoints import eras
 from vit_keras.checkpoints.arrays import CheckpointError, Entry, open_arrays
 from vit_keras.checkpoints.facts import Facts, facts_of
 from vit_keras.checkpoints.maps import jax
+from vit_keras.records import ORIGINAL, Preprocessing, Resize
 
 
 class Numerics(NamedTuple):
@@ -29,6 +30,9 @@ class Checkpoint:
         numerics: of the format.
         prefix_rows: rows of the position table before its grid.
         left_out: keys that are no parameters of the model (optimiser state).
+        resize: rule for position tables of other grids.
+        labels: name of the head's label set, when it is known.
+        preprocessing: what the weights expect of pixels.
     """
 
     name: str
@@ -37,6 +41,9 @@ class Checkpoint:
     numerics: Numerics
     prefix_rows: int
     left_out: tuple[str, ...] = ()
+    resize: Resize = jax.RESIZE
+    labels: str | None = None
+    preprocessing: Preprocessing = ORIGINAL
 
 
 def open_checkpoint(source: str | os.PathLike | Mapping[str, Any]) -> Checkpoint:

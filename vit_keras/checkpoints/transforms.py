@@ -90,6 +90,29 @@ SPLIT_LAST = Transform(_reshape, lambda value, t: value.reshape(*value.shape[:-1
 SPLIT_FIRST = Transform(_reshape, lambda value, t: value.reshape(_heads(t), -1, *value.shape[1:]))
 
 
+def _channels_mismatch(shape: tuple[int, ...], target: Target, context: Context) -> str | None:
+    accepted = (target.shape, (*target.shape[:2], 3, target.shape[3]))
+    return None if tuple(shape) in accepted else f"expected {target.shape}, received {tuple(shape)}"
+
+
+def _adapt_channels(kernel: np.ndarray, target: Target, context: Context) -> np.ndarray:
+    """A kernel (h, w, 3, D) for images of other channels.
+
+    One: the sum over RGB, so that a grey image gives what its RGB copy gave. Others: the three repeated, and scaled to
+    keep the size of what they give. timm does the same (`adapt_input_conv`).
+    """
+    channels = target.shape[2]
+    if channels == kernel.shape[2]:
+        return kernel
+    if channels == 1:
+        return kernel.sum(axis=2, keepdims=True)
+    repeated = np.concatenate([kernel] * -(-channels // 3), axis=2)[:, :, :channels]
+    return repeated * np.asarray(3 / channels, kernel.dtype)
+
+
+FIRST_KERNEL = Transform(_adapt_channels, lambda value, target: value, _channels_mismatch)
+
+
 def resolve_grid(count: int, model_grid: tuple[int, int], given: tuple[int, int] | None) -> tuple[int, int]:
     """The grid of a table of `count` places.
 

@@ -1,11 +1,13 @@
-"""`vit-keras models`: the architectures as a table."""
+"""`vit-keras models`: the architectures, or the published weights, as a table."""
 
+import dataclasses
 import json
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 
-from vit_keras import analysis, registry
+from vit_keras import analysis, catalog, registry
 
 COLUMNS = {
     "model": "model",
@@ -44,22 +46,76 @@ def rows(pattern: str) -> list[dict]:
     return result
 
 
-def run(pattern: str, as_json: bool) -> None:
-    """Print the models that match.
+WEIGHTS = ("weights", "pixels", "labels", "head", "MiB", "top-1 %")
+WEIGHTS_PAGE = """# Published weights
+
+<!-- Generated: vit-keras models --weights --markdown > docs/weights.md -->
+
+`vit_keras.create("NAME")` builds the model of a row at its size, `vit_keras.Predictor("NAME")` predicts with it, and
+`weights="NAME"` loads it in a constructor at any size. All are in the original layout and see pixels scaled to -1..1.
+
+Labels: `vit_keras.labels.load("LABELS")`. Head "zero": the heads of the original ImageNet-21k weights were not
+released; these are for fine-tuning. MiB: of the file, as precisely as its publisher prints it. Top-1: on the ImageNet
+validation images (Fashion-MNIST: test images), as reported for this very file by the README of
+google-research/vision_transformer. What nobody states is left empty.
+
+The names say what the weights are: `orig` Dosovitskiy et al. 2021 (arXiv 2010.11929), `augreg` Steiner et al. 2022
+(arXiv 2106.10270), `sam` Chen et al. 2022 (arXiv 2106.01548); `in21k` trained on ImageNet-21k, `ft_in1k` then
+fine-tuned on ImageNet-1k; the size in pixels at the end. `augreg_in21k_ft_in1k` are the files that timm names so,
+`augreg_recommended` those of the README where they are others; `augreg_in21k` are the README's recommended
+pre-trainings, which for S/32, B/32, B/8, L/16, R26+S/32 and R50+L/32 are other files than timm's.
+"""
+
+
+def weights_rows(pattern: str) -> list[catalog.Row]:
+    """The rows of the catalog whose name matches."""
+    return [catalog.ROWS[name] for name in catalog.list_weights(pattern)]
+
+
+def weights_cells(row: catalog.Row) -> tuple[str, ...]:
+    """What a table shows of a row."""
+    size = "" if row.size is None else f"{row.size / catalog.MIB:,.1f}"
+    accuracy = "" if row.accuracy is None else f"{row.accuracy:.2f}"
+    return row.name, str(row.image_size), row.labels or "", row.head or "", size, accuracy
+
+
+def weights_page() -> str:
+    """`docs/weights.md`."""
+    lines = [f"| {' | '.join(WEIGHTS)} | file |", f"|{'---|' * (len(WEIGHTS) + 1)}"]
+    for row in weights_rows("*"):
+        name, *cells = weights_cells(row)
+        where = "in this package" if row.embedded else f"[{row.url.rpartition('/')[2]}]({row.url})"
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {where} |")
+    return f"{WEIGHTS_PAGE}\n" + "\n".join(lines)
+
+
+def run(pattern: str, weights: bool, output: str) -> None:
+    """Print the models, or the weights, that match, as `"table"`, `"json"` or (weights) `"markdown"`.
 
     Raises:
         ValueError: none does.
     """
-    found = rows(pattern)
+    published = weights_rows(pattern) if weights else []
+    found = [dict(name=row.name, **dataclasses.asdict(row)) for row in published] if weights else rows(pattern)
     if not found:
-        raise ValueError(f"No model matches {pattern!r}. Without a pattern, all of them are listed.")
-    if as_json:
+        what = "weights match" if weights else "model matches"
+        raise ValueError(f"No {what} {pattern!r}. Without a pattern, all of them are listed.")
+    if output == "markdown":
+        print(weights_page())
+    elif output == "json":
         print(json.dumps(found, indent=1))
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), caption=CAPTION, caption_justify="left")
-    for title in COLUMNS.values():
-        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
-    for row in found:
-        values = (row[key] for key in COLUMNS)
-        table.add_row(*(f"{value:,}" if isinstance(value, (int, float)) else value for value in values))
+    elif weights:
+        _print(WEIGHTS, map(weights_cells, published), {"weights", "labels", "head"})
+    else:
+        values = ((row[key] for key in COLUMNS) for row in found)
+        cells = ([f"{v:,}" if isinstance(v, (int, float)) else v for v in row] for row in values)
+        _print(COLUMNS.values(), cells, {"model"}, CAPTION)
+
+
+def _print(headings: Iterable[str], lines: Iterable[Iterable[str]], left: set[str], caption: str | None = None) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
     Console().print(table)

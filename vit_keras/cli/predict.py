@@ -1,76 +1,179 @@
 """`vit-keras predict`: labels for image files."""
 
+import csv
 import dataclasses
+import glob
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from PIL import Image
 from rich.console import Console
+from rich.progress import Progress
 
-from vit_keras.predictor import Prediction, Predictor
+from vit_keras import catalog, registry
+from vit_keras import labels as label_sets
+from vit_keras.checkpoints import CacheEntry, DownloadError
+from vit_keras.predictor import Prediction, Predictor, ahead
 from vit_keras.preprocessing import ImageError
+
+DEFAULT = "vit_s16.augreg_in21k_ft_in1k_224"
+OFFLINE = "vit_mini"
 
 
 def run(
     images: tuple[str, ...],
-    weights: str,
+    model: str | None,
+    weights: str | None,
     labels: str | None,
     top: int,
     image_size: tuple[int, int] | None,
     batch_size: int,
-    as_json: bool,
+    output: str,
 ) -> int:
     """Print the predictions of each image; return the exit code, 1 if one of them could not be read.
 
     Raises:
-        ValueError: the weights or labels cannot be used.
+        ValueError: the model or labels cannot be used.
     """
-    predictor = Predictor(weights, read_labels(labels), image_size or None)
-    show = _show_json if as_json else _show_text
-    unreadable: list[str] = []
-    readable: list[str] = []
+    if model and weights:
+        raise ValueError(f"--model names a published model, --weights a file: pass one of them. Received: {model} too")
+    paths = find_images(images)
+    names = read_labels(labels)
+    try:
+        if not weights:
+            announce(model or DEFAULT)
+        predictor = Predictor(weights or model or DEFAULT, names, image_size or None)
+    except DownloadError as error:
+        print(f"vit-keras: {error} A small model needs no network: --model {OFFLINE}.", file=sys.stderr)
+        return 1
+    failures = [path for path, message in paths if message]
+    for path, message in paths:
+        if message:
+            print(f"vit-keras: {path}: {message}", file=sys.stderr)
+    good = [path for path, message in paths if not message]
+    show = {"text": _text, "json": _json, "csv": _csv}[output]()
+    console = Console(stderr=True)
+    # Rich prints above its bar what goes to the terminal; output that goes elsewhere is none of its business.
+    with Progress(
+        console=console, disable=not console.is_terminal or len(good) < 2, redirect_stdout=sys.stdout.isatty()
+    ) as progress:
+        task = progress.add_task("Images", total=len(good))
+        for path, found in predict(predictor, good, top, batch_size):
+            if isinstance(found, ImageError):
+                failures.append(path)
+                print(f"vit-keras: {found}", file=sys.stderr)
+            else:
+                show(path, found)
+            progress.advance(task)
+    return int(bool(failures))
 
-    def pixels() -> Iterator:
-        for path in images:
-            try:
-                prepared = predictor.prepare(path)
-            except ImageError as error:
-                unreadable.append(path)
-                print(f"vit-keras: {error}", file=sys.stderr)
-                continue
-            readable.append(path)
-            yield prepared
 
-    for index, predictions in enumerate(predictor.stream_prepared(pixels(), top, batch_size)):
-        show(readable[index], predictions)
-    return int(bool(unreadable))
+def find_images(arguments: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    """The files that paths, folders (with their subfolders) and patterns mean, or what is wrong with an argument."""
+    endings = Image.registered_extensions()
+    found: list[tuple[str, str | None]] = []
+    for argument in arguments:
+        path = Path(argument)
+        if path.is_dir():
+            inside = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in endings)
+            found += [(file, None) for file in inside] or [(argument, "there are no images in this folder.")]
+        elif not path.exists() and glob.has_magic(argument):
+            matching = sorted(glob.glob(argument, recursive=True))
+            found += [(file, None) for file in matching] or [(argument, "no file matches.")]
+        else:
+            found.append((argument, None))
+    return found
+
+
+def announce(name: str) -> None:
+    """Say on standard error what will be fetched and how big it is, if it is not there yet."""
+    variant, _, tag = name.partition(".")
+    if variant not in registry.VARIANTS:
+        return  # the predictor will say so
+    row = catalog.find(variant, tag or registry.VARIANTS[variant].weights)
+    if row.embedded or CacheEntry.of(row.url).path.exists():
+        return
+    width, classes = registry.spec_of(variant).width, row.classes or 0
+    size = row.size or 4 * (registry.PARAMETERS[variant] + (classes - 1000) * (width + 1))
+    print(f"Fetching {row.name}, about {size / 2**20:,.0f} MiB, from {row.url}", file=sys.stderr)
+
+
+def predict(predictor: Predictor, paths: list[str], top: int, batch_size: int) -> Iterator[tuple[str, Any]]:
+    """Each path with its predictions, or with the `ImageError` that it gave."""
+
+    def prepare(path: str) -> Any:
+        try:
+            return predictor.prepare(path)
+        except ImageError as error:
+            return error
+
+    prepared = ahead(prepare, paths, 2 * batch_size)
+    waiting: list[tuple[str, ImageError | None]] = []
+
+    def readable() -> Iterator:
+        for path, result in zip(paths, prepared):
+            waiting.append((path, result if isinstance(result, ImageError) else None))
+            if waiting[-1][1] is None:
+                yield result
+
+    for predictions in predictor.stream_prepared(readable(), top, batch_size):
+        while waiting[0][1] is not None:
+            yield waiting.pop(0)
+        yield waiting.pop(0)[0], predictions
+    yield from waiting
 
 
 def read_labels(path: str | None) -> list[str] | None:
-    """Class names from a text file, one a line.
+    """Class names from a text file, one a line, or of a label set by name.
 
     Raises:
         ValueError: the file cannot be read.
     """
     if path is None:
         return None
+    if path in label_sets.names() and not Path(path).exists():
+        return label_sets.load(path)
     try:
-        labels = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: the labels cannot be read ({error}).") from error
-    blank = [number for number, label in enumerate(labels, 1) if not label.strip()]
+    blank = [number for number, label in enumerate(lines, 1) if not label.strip()]
     if blank:
         raise ValueError(f"{path}: expected a class name on each line. Received: line {blank[0]} is blank.")
-    return labels
+    return lines
 
 
-def _show_json(path: str, predictions: list[Prediction]) -> None:
-    print(json.dumps({"image": path, "predictions": [dataclasses.asdict(prediction) for prediction in predictions]}))
+Show = Callable[[str, list[Prediction]], None]
 
 
-def _show_text(path: str, predictions: list[Prediction]) -> None:
+def _json() -> Show:
+    def show(path: str, predictions: list[Prediction]) -> None:
+        found = [dataclasses.asdict(prediction) for prediction in predictions]
+        print(json.dumps({"image": path, "predictions": found}))
+
+    return show
+
+
+def _csv() -> Show:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "rank", *(field.name for field in dataclasses.fields(Prediction))])
+
+    def show(path: str, predictions: list[Prediction]) -> None:
+        for rank, prediction in enumerate(predictions, 1):
+            writer.writerow([path, rank, *dataclasses.astuple(prediction)])
+
+    return show
+
+
+def _text() -> Show:
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(path, style="bold")
-    for prediction in predictions:
-        console.print(f"  {prediction.probability:7.2%}  {prediction.label}")
+
+    def show(path: str, predictions: list[Prediction]) -> None:
+        console.print(path, style="bold")
+        for prediction in predictions:
+            console.print(f"  {prediction.probability:7.2%}  {prediction.label}")
+
+    return show

@@ -5,13 +5,13 @@ Keys are those the current code saves; `eras` brings the older and newer layouts
 
 from vit_keras.checkpoints.eras import POSITIONS_KEY
 from vit_keras.checkpoints.rules import Rule
-from vit_keras.checkpoints.transforms import POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
-from vit_keras.records import Resize
+from vit_keras.checkpoints.transforms import FIRST_KERNEL, POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
+from vit_keras.records import ALIGN_CORNERS
 
 NAME = "original"
 GELU = "tanh"  # flax's nn.gelu is the approximation unless told otherwise
 EPSILON = 1e-6
-RESIZE = Resize("align_corners")
+RESIZE = ALIGN_CORNERS
 
 
 def norm(source: str, target: str) -> tuple[Rule, Rule]:
@@ -45,13 +45,13 @@ BLOCK = ("Transformer/encoderblock_{i}", "Transformer_encoderblock_{i}")
 UNIT = ("block{b}/unit{u}", "block{b}_unit{u}")
 
 RULES = (
-    Rule("conv_root/kernel", "conv_root/kernel"),
+    Rule("conv_root/kernel", "conv_root/kernel", FIRST_KERNEL),
     *norm("gn_root", "gn_root"),
     *convolution(*UNIT, "1"),
     *convolution(*UNIT, "2"),
     *convolution(*UNIT, "3"),
     *convolution(*UNIT, "_proj"),
-    *dense("embedding", "embedding"),
+    *dense("embedding", "embedding", FIRST_KERNEL),
     Rule("cls", "class_token/cls"),
     Rule(POSITIONS_KEY, "Transformer_posembed_input/pos_embedding", POSITIONS),
     *norm(f"{BLOCK[0]}/LayerNorm_0", f"{BLOCK[1]}/LayerNorm_0"),
