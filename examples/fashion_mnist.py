@@ -26,7 +26,7 @@ import tensorflow as tf
 import vit_keras
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
-BATCH, RATE, DECAY, SMOOTHING, DROP_PATH, SHIFT = 256, 2e-3, 0.05, 0.1, 0.05, 2
+BATCH, RATE, DECAY, SMOOTHING, DROP_PATH, SHIFT = 64, 1e-3, 0.05, 0.1, 0.0, 2
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -62,10 +62,10 @@ def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
 
 
 def train(x: np.ndarray, y: np.ndarray, epochs: int, folder: Path) -> keras.Model:
-    """AdamW, cosine schedule with warm-up over the first tenth, label smoothing, gradient clipping."""
+    """AdamW, cosine schedule with warm-up over the first twentieth, label smoothing, gradient clipping."""
     model = vit_keras.vit.vit_mini(pretrained=False, drop_path=DROP_PATH)
     steps = epochs * (len(x) // BATCH)
-    rate = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=RATE, warmup_steps=steps // 10)
+    rate = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=RATE, warmup_steps=steps // 20)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=DECAY, global_clipnorm=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "pos_embedding", "cls"])
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=SMOOTHING)

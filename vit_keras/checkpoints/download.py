@@ -24,7 +24,7 @@ from vit_keras.checkpoints.cache import PARTIAL, CacheEntry, digest
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two pieces of an answer
 ATTEMPTS = 5  # transfers in a row that bring nothing, or as good as nothing
-PROGRESS = 2**16  # bytes
+PIECE = 2**16  # bytes at a time; a piece that breaks off is lost
 LONGEST_WAIT = 30.0  # seconds between two of them
 LARGEST = 32 * 2**30  # bytes; no checkpoint is larger, and a broken server must not fill the disk
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
@@ -104,7 +104,7 @@ def _transfer(entry: CacheEntry) -> None:
                 return _attempt(entry, session, before)
             except _Retry as error:
                 after = entry.partial.stat().st_size if entry.partial.exists() else 0
-                failures = error.cost + (0 if after > before + PROGRESS else failures)
+                failures = error.cost + (0 if after > before + PIECE else failures)
                 if failures >= ATTEMPTS:
                     raise _failure(entry, f"{error}, again and again") from error
                 time.sleep(min(LONGEST_WAIT, 2.0 ** (failures - 1) if error.wait is None else error.wait))
@@ -237,7 +237,7 @@ def _receive(entry: CacheEntry, response: requests.Response, offset: int) -> int
         open(entry.partial, "ab" if offset else "wb") as file,
     ):
         task = progress.add_task(entry.path.name, total=total, completed=offset)
-        for piece in response.iter_content(2**20):
+        for piece in response.iter_content(PIECE):
             file.write(piece)
             progress.advance(task, len(piece))
             if file.tell() > LARGEST:
