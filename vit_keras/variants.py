@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from vit_keras import catalog, checkpoints
+from vit_keras.layers import square_grid
 from vit_keras.spec import SIZES, Stem, Variant, ViTSpec
 
 EMBEDDED = resources.files("vit_keras") / "assets"
@@ -134,11 +135,14 @@ def open_weights(variant_name: str, weights: Any) -> checkpoints.Checkpoint:
 def open_row(row: catalog.Row) -> checkpoints.Checkpoint:
     """Open the checkpoint of a row of the catalog, with what the row says of it. Fetches it if need be."""
     path = str(EMBEDDED / row.url) if row.embedded else checkpoints.fetch(row.url)
+    source = checkpoints.open_checkpoint(path)
+    published_so = source.facts.native_size == (row.image_size, row.image_size)
     return dataclasses.replace(
-        checkpoints.open_checkpoint(path),
+        source,
         name=row.name,
         numerics=checkpoints.Numerics(row.gelu, row.epsilon),
         resize=row.resize,
+        source_grid=square_grid(source.facts.places) if published_so else None,
         labels=row.labels,
         preprocessing=row.preprocessing,
     )

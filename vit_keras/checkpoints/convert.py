@@ -106,7 +106,7 @@ def load_weights_from(
     context = Context(
         checkpoint.resize if resize is None else Resize.of(resize),
         checkpoint.prefix_rows,
-        None if source_grid is None else as_pair(source_grid, "source_grid"),
+        checkpoint.source_grid if source_grid is None else as_pair(source_grid, "source_grid"),
     )
     try:
         if numerics == "match":

@@ -31,6 +31,7 @@ class Checkpoint:
         prefix_rows: rows of the position table before its grid.
         left_out: keys that are no parameters of the model (optimiser state).
         resize: rule for position tables of other grids.
+        source_grid: (height, width) of the position table, when it is known otherwise than by its count.
         labels: name of the head's label set, when it is known.
         preprocessing: what the weights expect of pixels.
     """
@@ -42,6 +43,7 @@ class Checkpoint:
     prefix_rows: int
     left_out: tuple[str, ...] = ()
     resize: Resize = jax.RESIZE
+    source_grid: tuple[int, int] | None = None
     labels: str | None = None
     preprocessing: Preprocessing = ORIGINAL
 
