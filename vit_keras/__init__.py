@@ -18,6 +18,7 @@ from vit_keras import hybrid as hybrid
 from vit_keras import labels as labels
 from vit_keras import layers as layers
 from vit_keras import preprocessing as preprocessing
+from vit_keras import records as records
 from vit_keras import utils as utils
 from vit_keras import vit as vit
 from vit_keras.checkpoints import export_arrays as export_arrays

@@ -150,14 +150,29 @@ def _centre(rest: Any, rule: Preprocessing) -> Any:
 
 
 def _resize(x: Any, old: Any, new: Any, rule: Preprocessing) -> Any:
-    """Resize (..., H, W, C); values stay in 0..255, which bicubic interpolation alone would leave."""
+    """Resize (..., H, W, C) in 0..255."""
     if rule.interpolation == "area":
         rows, columns = _area_matrix(old[0], new[0]), _area_matrix(old[1], new[1])
         return ops.einsum("...hwc,ah,bw->...abc", x, rows, columns)
-    x = ops.image.resize(
-        x, tuple(new), interpolation=rule.interpolation, antialias=rule.antialias, data_format="channels_last"
-    )
+    if not rule.antialias:
+        return _within(_interpolate(x, new, rule), rule)
+    # Pillow: along the width, then along the height, clipped and rounded to 8 bits (halves up) each time.
+    x = ops.floor(_within(_interpolate(x, (old[0], new[1]), rule), rule) + 0.5)
+    return ops.floor(_within(_interpolate(x, new, rule), rule) + 0.5)
+
+
+def _within(x: Any, rule: Preprocessing) -> Any:
+    """Bicubic interpolation overshoots."""
     return ops.clip(x, 0.0, 255.0) if rule.interpolation == "bicubic" else x
+
+
+def _interpolate(x: Any, size: Any, rule: Preprocessing) -> Any:
+    if all(isinstance(length, int) for length in size):
+        options = {"interpolation": rule.interpolation, "antialias": rule.antialias, "data_format": "channels_last"}
+        return ops.image.resize(x, tuple(size), **options)
+    import tensorflow as tf  # sizes that a graph computes: Keras' op refuses them, TensorFlow's, on which it rests, not
+
+    return tf.image.resize(x, size, method=rule.interpolation, antialias=rule.antialias)
 
 
 def _area_matrix(old: Any, new: Any) -> Any:
@@ -227,7 +242,7 @@ def warn_of_pixels(x: Any, stacklevel: int = 2) -> None:
         low, high = float(x.min()), float(x.max())
         looks = "preprocessed already" if low < 0 else "scaled to 0..1"
         if low >= -3 and (low < 0 or 0 < high <= 1) and high <= 3:
-            _warn(f"they look {looks}: they lie in [{low:.3g}, {high:.3g}]. Expected pixels in 0..255", stacklevel + 1)
+            _warn(f"they look {looks}: they lie in [{low:.3g}, {high:.3g}]. Expected pixels in 0..255", stacklevel)
 
 
 def warn_of_inputs(x: Any, rule: Preprocessing = ORIGINAL, stacklevel: int = 2) -> None:
@@ -244,7 +259,7 @@ def warn_of_inputs(x: Any, rule: Preprocessing = ORIGINAL, stacklevel: int = 2) 
         _warn(
             f"they look like pixels in 0..255: they lie in [{low:.3g}, {high:.3g}]. Expected [{least:.3g}, "
             f"{most:.3g}]; use vit_keras.preprocessing.preprocess",
-            stacklevel + 1,
+            stacklevel,
         )
 
 
@@ -259,7 +274,7 @@ def _warn_of_layout(x: np.ndarray, stacklevel: int) -> None:
     if x.ndim in (3, 4) and x.shape[-1] > 4 and x.shape[-3] in (1, 3, 4):
         _warn(
             f"they look like channels first: their shape is {x.shape}. Expected (..., height, width, channels)",
-            stacklevel + 1,
+            stacklevel,
         )
 
 

@@ -51,7 +51,7 @@ class Preprocessing:
             rounding (`pp/ops_image.py`, `resize_small` and `central_crop`).
         crop: share of the resized image's short side that is kept, timm's `crop_pct`. Squashing takes 1 alone.
         interpolation: `"nearest"`, `"bilinear"`, `"bicubic"` (a = -0.5) or `"area"` (TensorFlow's).
-        antialias: whether bilinear and bicubic filter before they shrink, as Pillow does.
+        antialias: whether bilinear and bicubic filter before they shrink, and round to 8 bits, as Pillow does.
         value_range: what 0 and 255 become before `mean` and `std`.
         mean, std: per channel: the model sees (x - mean) / std.
         size: (height, width) in pixels; None is not known.

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from vit_keras import preprocessing
 from vit_keras.layers import TransformerBlock, walk
 
 
@@ -43,6 +44,8 @@ def attention_scores(model: keras.Model, images: Any, blocks: Sequence[int] = (-
             f"Received: blocks={tuple(blocks)}"
         )
     places = {index: index % len(found) for index in blocks}
+    if isinstance(images, np.ndarray):
+        preprocessing.warn_of_inputs(images, preprocessing.of(model), stacklevel=3)
     images = keras.tree.map_structure(ops.convert_to_tensor, images)
     with _LOCK, contextlib.ExitStack() as stack:
         seen = {place: stack.enter_context(_scores_of(found[place])) for place in set(places.values())}
