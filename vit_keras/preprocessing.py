@@ -211,7 +211,9 @@ def image_size_of(model: keras.Model, wanted: Any = None) -> tuple[int, int]:
     Raises:
         ValueError: the model has another fixed size, or takes any size and has none of its own.
     """
-    fixed = tuple(model.input_shape[1:3])
+    shapes = (getattr(inner, "input_shape", None) for inner in walk(model) if isinstance(inner, keras.Model))
+    # A subclassed model has none itself; the first functional one in it takes the images.
+    fixed = next((tuple(shape[1:3]) for shape in shapes if isinstance(shape, tuple) and len(shape) == 4), (None, None))
     if wanted is not None:
         wanted = as_pair(wanted, "image_size")
         if any(length not in (None, asked) for length, asked in zip(fixed, wanted)):

@@ -113,7 +113,7 @@ def test_record_survives(loaded, tmp_path):
     ):
         embedding = next(layer for layer in vit_keras.layers.walk(model) if layer.name == "embedding")
         assert embedding.get_config()["record"] == record
-        assert preprocessing.of(model).mean == (127.5, 127.5, 127.5)
+        assert preprocessing.of(model).value_range == (-1.0, 1.0)
 
 
 def test_weights_load_before_the_first_call(tmp_path):
