@@ -4,10 +4,12 @@
 that `vit-keras --help` does not.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -15,14 +17,55 @@ import click
 
 def _run(command: str, **arguments):
     """Import and run a command of `vit_keras.cli`; errors of the user's making become one line and exit code 2."""
-    # Before TensorFlow is imported, and only where the user has not said otherwise: its start-up lines are no news.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        return importlib.import_module(f"vit_keras.cli.{command}").run(**arguments)
+        with _without_startup_lines():
+            module = importlib.import_module(f"vit_keras.cli.{command}")
+        return module.run(**arguments)
     except ImportError as error:  # TensorFlow or an extra is missing, and the message names it
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _without_startup_lines():
+    """Keep what TensorFlow says on standard error while it is imported to ourselves, unless the import fails.
+
+    Its C++ code logs before any log level applies. A user who has set TF_CPP_MIN_LOG_LEVEL wants to see it.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(stderr, said.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def print_table(headings, rows, right=(), caption=None):
+    """Print a table at its natural width, so that names stay whole in a pipe and in a narrow terminal."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console.print(table, crop=False, soft_wrap=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -89,18 +132,6 @@ def _cache():
     return module
 
 
-def _table(rows, headings):
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading == "MiB" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, markup=False, emoji=False).print(table)
-
-
 @cache.command("list")
 @click.argument("pattern", default="*")
 def cache_list(pattern):
@@ -112,7 +143,7 @@ def cache_list(pattern):
         rows.append((entry.path.name, f"{entry.size() / 2**20:,.1f}", state, entry.url))
     click.echo(f"{len(rows)} in {module.home()}")
     if rows:
-        _table(rows, ("file", "MiB", "", "from"))
+        print_table(("file", "MiB", "", "from"), rows, right={"MiB"})
 
 
 @cache.command("verify")

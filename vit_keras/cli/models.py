@@ -2,12 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
-
-from rich.console import Console
-from rich.table import Table
 
 from vit_keras import analysis, catalog, registry
+from vit_keras_cli import print_table
 
 COLUMNS = {
     "model": "model",
@@ -105,17 +102,8 @@ def run(pattern: str, weights: bool, output: str) -> None:
     elif output == "json":
         print(json.dumps(found, indent=1))
     elif weights:
-        _print(WEIGHTS, map(weights_cells, published), {"weights", "labels", "head"})
+        print_table(WEIGHTS, map(weights_cells, published), right={"pixels", "MiB", "top-1 %"})
     else:
         values = ((row[key] for key in COLUMNS) for row in found)
         cells = ([f"{v:,}" if isinstance(v, (int, float)) else v for v in row] for row in values)
-        _print(COLUMNS.values(), cells, {"model"}, CAPTION)
-
-
-def _print(headings: Iterable[str], lines: Iterable[Iterable[str]], left: set[str], caption: str | None = None) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    Console().print(table)
+        print_table(COLUMNS.values(), cells, right=set(COLUMNS.values()) - {"model"}, caption=CAPTION)
