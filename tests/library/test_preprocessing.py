@@ -1,6 +1,7 @@
 """Preprocessing: the three conventions against other implementations, in Python and in graphs; weights' own."""
 
 import dataclasses
+import io
 import warnings
 
 import keras
@@ -11,6 +12,7 @@ from sklearn.datasets import load_sample_image
 
 import vit_keras
 from tests.conftest import GOLDEN, golden_model, images, randomise, run_python, tiny, tiny_hybrid
+from tests.server import serve
 from vit_keras import analysis, load_weights_from, preprocessing, save_npz, utils, vit
 from vit_keras.checkpoints import CheckpointError
 from vit_keras.preprocessing import BIG_VISION, HUGGING_FACE, ORIGINAL, TIMM, preprocess
@@ -235,6 +237,15 @@ def test_old_read():
         found = utils.read(Image.fromarray(PHOTO).convert("L"), size)
         assert (found.shape, found.dtype) == (shape, np.uint8)
     np.testing.assert_array_equal(utils.read(Image.fromarray(PHOTO), PHOTO.shape[:2]), PHOTO)
+
+
+def test_old_read_of_an_address():
+    buffer = io.BytesIO()
+    Image.fromarray(PHOTO).save(buffer, "png")
+    with serve({"/photo.png": buffer.getvalue()}) as server:
+        np.testing.assert_array_equal(utils.read(f"{server.url}/photo.png", PHOTO.shape[:2]), PHOTO)
+        with pytest.raises(preprocessing.ImageError, match="could not be fetched"):
+            utils.read(f"{server.url}/other.png", 8)
 
 
 # --- other channels --------------------------------------------------------------------------------------------------
