@@ -6,6 +6,7 @@ import functools
 import hashlib
 import http.server
 import re
+import ssl
 import threading
 import time
 
@@ -32,12 +33,17 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, files, plan=(), headers=None, ranges=True):
+    def __init__(self, files, plan=(), headers=None, ranges=True, certificate=None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.plan, self.requests = files, list(plan), []
         self.hashes = functools.cache(hashes)
         self.headers, self.ranges = headers or {}, ranges
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            certificate.configure_cert(context)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self.url = f"https://localhost:{self.server_address[1]}"
         self.lock = threading.Lock()
 
     def handle_error(self, request, client_address):
@@ -85,8 +91,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(files, plan=(), headers=None, ranges=True):
-    with Server(files, plan, headers, ranges) as server:
+def serve(files, plan=(), headers=None, ranges=True, certificate=None):
+    with Server(files, plan, headers, ranges, certificate) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

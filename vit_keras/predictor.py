@@ -96,6 +96,7 @@ class Predictor:
         images = iter(images)
         while batch := list(itertools.islice(images, batch_size)):
             filled = np.stack(batch + batch[-1:] * (batch_size - len(batch)))
+            preprocessing.warn_of_inputs(filled, self.preprocessing, stacklevel=3)
             outputs = keras.ops.convert_to_numpy(self.model.predict_on_batch(filled))
             yield from decode_predictions(outputs[: len(batch)], top, self.labels, self.activation)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 from click.testing import CliRunner
 
 import vit_keras_cli
@@ -174,6 +175,39 @@ def test_refused_connection_and_unknown_name_are_not_retried(home):
     assert home == []
 
 
+def test_a_host_whose_packets_are_dropped_costs_two_timeouts(monkeypatch):
+    clock, tried = [0.0], []
+
+    def drop(address, timeout):
+        tried.append(address)
+        clock[0] += timeout
+        raise TimeoutError("timed out")
+
+    found = [(2, 1, 6, "", (f"192.0.2.{i}", 443)) for i in range(16)]
+    monkeypatch.setattr(download.socket, "getaddrinfo", lambda *args, **kwargs: found)
+    monkeypatch.setattr(download.socket, "create_connection", drop)
+    monkeypatch.setattr(download.time, "monotonic", lambda: clock[0])
+    with pytest.raises(DownloadError, match=r"no connection to storage\.googleapis\.com: timed out"):
+        fetch("https://storage.googleapis.com/a.npz")
+    assert tried == [("192.0.2.0", 443), ("192.0.2.1", 443)]
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", None])
+def test_certificates_of_the_usual_variables(variable, monkeypatch, tmp_path, home):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with serve({PATH: DATA}, certificate=authority.issue_cert("localhost")) as server:
+        if variable:
+            monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
+            assert read(fetch(server.url + PATH)) == DATA
+        else:
+            with pytest.raises(DownloadError, match="certificate verify failed"):
+                fetch(server.url + PATH)
+    assert home == []
+
+
 @pytest.mark.parametrize("harm", ["flipped", "shortened", "record lost"])
 def test_a_corrupted_entry_is_fetched_again(harm):
     with serve({PATH: DATA}) as server:
@@ -323,9 +357,16 @@ def test_cache_commands(tmp_path):
 
 
 def test_no_network_is_one_sentence_in_seconds():
-    code = "from vit_keras import vit; vit.vit_b16(pretrained=True)"
+    code = """
+import sys, time
+from vit_keras import vit
+start = time.monotonic()
+try:
+    vit.vit_b16(pretrained=True)
+finally:
+    print(time.monotonic() - start)
+"""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "VIT_KERAS_MIRROR": "http://no-such-host.invalid"}
-    start = time.monotonic()
     result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     last = result.stderr.strip().splitlines()[-1]
     assert (
@@ -333,7 +374,7 @@ def test_no_network_is_one_sentence_in_seconds():
     )
     assert os.environ["VIT_KERAS_HOME"] in last
     assert "weights='/path/ViT-B_16.npz'" in last
-    assert time.monotonic() - start < 60  # of which all but a second or two is the import
+    assert float(result.stdout) < 10
 
 
 def test_weights_from_an_address_and_by_name(monkeypatch, tmp_path):

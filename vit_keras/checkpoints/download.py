@@ -1,13 +1,12 @@
 """Files over HTTPS into the cache: resumed, retried, checked, one transfer at a time, whole or not at all."""
 
-import base64
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
-from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,12 +16,13 @@ import google_crc32c
 import requests
 import rich.console
 import rich.progress
-import urllib3.exceptions
 
+from vit_keras.checkpoints import http
 from vit_keras.checkpoints.arrays import CheckpointError, open_arrays, what_it_is
 from vit_keras.checkpoints.cache import PARTIAL, CacheEntry, digest
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two pieces of an answer
+PATIENCE = 6.0  # seconds for all addresses of a host together
 ATTEMPTS = 5  # transfers in a row that bring nothing, or as good as nothing
 PIECE = 2**16  # bytes at a time; a piece that breaks off is lost
 LONGEST_WAIT = 30.0  # seconds between two of them
@@ -97,7 +97,8 @@ def _alone(entry: CacheEntry) -> Iterator[None]:
 def _transfer(entry: CacheEntry) -> None:
     """Fetch the file in as many attempts as it takes, each going on where the last one ended."""
     failures = 0
-    with _session() as session:
+    _check_reachable(entry)
+    with http.session() as session:
         while True:
             before = entry.partial.stat().st_size if entry.partial.exists() else 0
             try:
@@ -109,64 +110,54 @@ def _transfer(entry: CacheEntry) -> None:
                     raise _failure(entry, f"{error}, again and again") from error
                 time.sleep(min(LONGEST_WAIT, 2.0 ** (failures - 1) if error.wait is None else error.wait))
             except requests.RequestException as error:
-                raise _failure(entry, _reason(error)) from error
+                raise _failure(entry, http.reason_of(error)) from error
 
 
-def _session() -> requests.Session:
-    session = requests.Session()
-    # requests reads REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE itself; OpenSSL's own variable it does not.
-    session.verify = os.environ.get("SSL_CERT_FILE") or True
-    session.headers.update({"User-Agent": "vit-keras-zoo", "Accept-Encoding": "identity"})
-    return session
+def _check_reachable(entry: CacheEntry) -> None:
+    """Connect once and let go, unless a proxy does it.
 
-
-def _source(url: str) -> str:
-    """The address to ask: the mirror's, when there is one."""
-    mirror = os.environ.get("VIT_KERAS_MIRROR")
-    if not mirror:
-        return url
-    parts = urlsplit(url)
-    return mirror.rstrip("/") + parts.path + (f"?{parts.query}" if parts.query else "")
+    Storage hosts have a dozen addresses, and where a firewall drops packets, each of them would cost a timeout.
+    """
+    source = http.source_of(entry.url)
+    parts = urlsplit(source)
+    if requests.utils.get_environ_proxies(source, no_proxy=None) or not parts.hostname:
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    deadline, reason = time.monotonic() + PATIENCE, "it has no address"
+    try:
+        for _, _, _, _, address in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
+            try:
+                return socket.create_connection((str(address[0]), port), timeout=PATIENCE / 2).close()
+            except OSError as error:
+                reason = str(error)
+            if time.monotonic() >= deadline:
+                break
+    except OSError as error:
+        reason = f"the name cannot be looked up ({error})"
+    raise _failure(entry, f"no connection to {parts.hostname}: {reason}")
 
 
 def _attempt(entry: CacheEntry, session: requests.Session, offset: int) -> None:
     """One request: the rest of the file, or all of it; then the checks, then the file's own name."""
-    source, known = _source(entry.url), entry.record(PARTIAL)
+    source, known = http.source_of(entry.url), entry.record(PARTIAL)
     validator = known.get("validator") if known.get("source") == source else None
     headers = {"Range": f"bytes={offset}-", "If-Range": validator} if offset and validator else {}
     try:
         with session.get(source, headers=headers, stream=True, timeout=TIMEOUT) as response:
             _check_answer(entry, source, response)
-            resumed = response.status_code == 206 and _range_start(response) == offset
+            resumed = response.status_code == 206 and http.range_start(response) == offset
             _check_room(entry, response, offset if resumed else 0)
-            entry.write_record(PARTIAL, source=source, validator=_validator(response))
+            entry.write_record(PARTIAL, source=source, validator=http.validator_of(response))
             total = _receive(entry, response, offset if resumed else 0)
-            stated = _stated_digests(response)
+            stated = http.stated_digests(response)
     except (requests.Timeout, requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-        if _is_final(error):
+        if http.is_final(error):
             raise
-        raise _Retry(_reason(error)) from error
+        raise _Retry(http.reason_of(error)) from error
     _check_file(entry, total, stated)
     entry.write_record(size=entry.partial.stat().st_size, sha256=digest(entry.partial), source=source)
     os.replace(entry.partial, entry.path)
     (entry.folder / PARTIAL).unlink(missing_ok=True)
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether asking again is no use: nobody listens there, the name is unknown, the certificate or proxy is wrong."""
-    reason = getattr(error.args[0] if error.args else None, "reason", None)
-    final = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
-    return isinstance(reason, final) or isinstance(
-        error, (requests.exceptions.SSLError, requests.exceptions.ProxyError, requests.ConnectTimeout)
-    )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, requests.Timeout):
-        return "the server did not answer in time"
-    inner = getattr(error.args[0] if error.args else None, "reason", None) or error
-    text = str(inner).rpartition("object at 0x")[2].partition(": ")[2] or str(inner)
-    return text.strip().rstrip(".")
 
 
 def _check_answer(entry: CacheEntry, source: str, response: requests.Response) -> None:
@@ -175,40 +166,15 @@ def _check_answer(entry: CacheEntry, source: str, response: requests.Response) -
         entry.partial.unlink(missing_ok=True)
         raise _Retry("the server has no such part of the file", wait=0.0)
     if status in RETRIED:
-        raise _Retry(f"the server answered {status} {response.reason}", _retry_after(response))
+        raise _Retry(f"the server answered {status} {response.reason}", http.retry_after(response))
     if status not in (200, 206):
         raise _failure(entry, f"the server answered {status} {response.reason} for {source}")
     if source.startswith("https:") and not response.url.startswith("https:"):
         raise _failure(entry, f"the server led to {response.url}, which is not encrypted")
 
 
-def _retry_after(response: requests.Response) -> float | None:
-    """Seconds that the server asks to wait, written as a number or as a date."""
-    value = response.headers.get("Retry-After", "")
-    if value.isdigit():
-        return float(value)
-    date = parsedate_tz(value)
-    return max(0.0, mktime_tz(date) - time.time()) if date else None
-
-
-def _range_start(response: requests.Response) -> int:
-    first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdigit() else -1
-
-
-def _validator(response: requests.Response) -> str | None:
-    """What tells that a later answer is of the same file: a strong ETag, else the date of its last change."""
-    etag = response.headers.get("ETag", "")
-    return etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
-
-
-def _length(response: requests.Response) -> int | None:
-    value = response.headers.get("Content-Length", "")
-    return int(value) if value.isdigit() else None
-
-
 def _check_room(entry: CacheEntry, response: requests.Response, offset: int) -> None:
-    rest = _length(response) or 0
+    rest = http.length_of(response) or 0
     free = shutil.disk_usage(entry.folder).free
     if rest > free:
         raise _failure(entry, f"it needs {_mib(rest)} more, and {_mib(free)} are free; VIT_KERAS_HOME moves the cache")
@@ -222,7 +188,7 @@ def _mib(size: float) -> str:
 
 def _receive(entry: CacheEntry, response: requests.Response, offset: int) -> int | None:
     """Write the answer to the partial file; return the length that the server said the whole has."""
-    length = _length(response)
+    length = http.length_of(response)
     total = None if length is None else offset + length
     console = rich.console.Console(stderr=True)
     columns = (
@@ -243,26 +209,6 @@ def _receive(entry: CacheEntry, response: requests.Response, offset: int) -> int
             if file.tell() > LARGEST:
                 raise _failure(entry, f"the server sent more than {_mib(LARGEST)}")
     return total
-
-
-def _stated_digests(response: requests.Response) -> dict[str, str]:
-    """Digests that the server states, algorithm → hexadecimal: Google storage's headers, the Hugging Face hub's ETag.
-
-    Reference: Google Cloud Storage XML API, `x-goog-hash`; huggingface_hub `file_download.py`, `X-Linked-Etag` (on the
-    answer that redirects to the storage).
-    """
-    found = {}
-    for answer in (*response.history, response):
-        for item in answer.headers.get("x-goog-hash", "").split(","):
-            name, _, value = item.strip().partition("=")
-            if name in ("md5", "crc32c"):
-                with contextlib.suppress(ValueError):
-                    found[name] = base64.b64decode(value, validate=True).hex()
-        for header in ("X-Linked-Etag", "ETag"):
-            value = answer.headers.get(header, "").removeprefix("W/").strip('"').lower()
-            if len(value) == 64 and set(value) <= set("0123456789abcdef"):
-                found.setdefault("sha256", value)
-    return found
 
 
 def _check_file(entry: CacheEntry, total: int | None, stated: dict[str, str]) -> None:

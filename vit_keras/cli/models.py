@@ -48,6 +48,13 @@ WEIGHTS_PAGE = """# Published weights
 
 <!-- Generated: vit-keras models --weights --markdown > docs/weights.md -->
 
+```python
+import vit_keras
+
+names = vit_keras.list_weights("vit_b*.augreg*384")
+row = vit_keras.catalog.ROWS[names[0]]
+```
+
 `vit_keras.create("NAME")` builds the model of a row at its size, `vit_keras.Predictor("NAME")` predicts with it, and
 `weights="NAME"` loads it in a constructor at any size. All are in the original layout and see pixels scaled to -1..1.
 
