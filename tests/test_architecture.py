@@ -15,6 +15,7 @@ HOUSES = [
 # A room imports only from lower floors or its own folder; files directly in vit_keras/ are rooms of their own.
 FLOORS = {
     "checks": 0,
+    "progress": 0,
     "records": 1,
     "labels": 1,
     "spec": 1,

@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 import filelock
 import google_crc32c
 import requests
-import rich.console
-import rich.progress
 
 from vit_keras.checkpoints import http
 from vit_keras.checkpoints.arrays import CheckpointError, open_arrays, what_it_is
 from vit_keras.checkpoints.cache import PARTIAL, CacheEntry, digest
+from vit_keras.progress import BYTES, progress_bar
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two pieces of an answer
 PATIENCE = 6.0  # seconds for all addresses of a host together
@@ -190,22 +189,13 @@ def _receive(entry: CacheEntry, response: requests.Response, offset: int) -> int
     """Write the answer to the partial file; return the length that the server said the whole has."""
     length = http.length_of(response)
     total = None if length is None else offset + length
-    console = rich.console.Console(stderr=True)
-    columns = (
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.DownloadColumn(binary_units=True),
-        rich.progress.TransferSpeedColumn(),
-        rich.progress.TimeRemainingColumn(),
-    )
     with (
-        rich.progress.Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        progress_bar(entry.path.name, total, offset, BYTES) as advance,
         open(entry.partial, "ab" if offset else "wb") as file,
     ):
-        task = progress.add_task(entry.path.name, total=total, completed=offset)
         for piece in response.iter_content(PIECE):
             file.write(piece)
-            progress.advance(task, len(piece))
+            advance(len(piece))
             if file.tell() > LARGEST:
                 raise _failure(entry, f"the server sent more than {_mib(LARGEST)}")
     return total

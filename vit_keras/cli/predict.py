@@ -1,5 +1,6 @@
 """`vit-keras predict`: labels for image files."""
 
+import contextlib
 import csv
 import dataclasses
 import glob
@@ -11,13 +12,13 @@ from typing import Any
 
 from PIL import Image
 from rich.console import Console
-from rich.progress import Progress
 
 from vit_keras import catalog, registry
 from vit_keras import labels as label_sets
 from vit_keras.checkpoints import CacheEntry, DownloadError
 from vit_keras.predictor import Prediction, Predictor, ahead
 from vit_keras.preprocessing import ImageError
+from vit_keras.progress import progress_bar
 
 DEFAULT = "vit_s16.augreg_in21k_ft_in1k_224"
 OFFLINE = "vit_mini"
@@ -55,19 +56,15 @@ def run(
             print(f"vit-keras: {path}: {message}", file=sys.stderr)
     good = [path for path, message in paths if not message]
     show = {"text": _text, "json": _json, "csv": _csv}[output]()
-    console = Console(stderr=True)
-    # Rich prints above its bar what goes to the terminal; output that goes elsewhere is none of its business.
-    with Progress(
-        console=console, disable=not console.is_terminal or len(good) < 2, redirect_stdout=sys.stdout.isatty()
-    ) as progress:
-        task = progress.add_task("Images", total=len(good))
+    bar = progress_bar("Images", len(good)) if len(good) > 1 else contextlib.nullcontext(lambda count: None)
+    with bar as advance:
         for path, found in predict(predictor, good, top, batch_size):
             if isinstance(found, ImageError):
                 failures.append(path)
                 print(f"vit-keras: {found}", file=sys.stderr)
             else:
                 show(path, found)
-            progress.advance(task)
+            advance(1)
     return int(bool(failures))
 
 
