@@ -100,7 +100,8 @@ def main() -> int:
     path = arguments.out / "vit_mini.fashion_mnist.npz"
     vit_keras.save_npz(model, path)
     reloaded = vit_keras.from_checkpoint(path)
-    print(f"Test accuracy: {accuracy(reloaded, *load(arguments.data, 't10k')):.2%} of 10,000 images")
+    images, labels = load(arguments.data, "t10k")
+    print(f"Test accuracy: {accuracy(reloaded, images, labels):.2%} of {len(images):,} images")
     print(f"{model.count_params():,} parameters, {path.stat().st_size / 1e6:.2f} MB, {minutes:.0f} minutes: {path}")
     return 0
 

@@ -1,12 +1,14 @@
 """The README's first command, as a user runs it."""
 
+import gzip
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, golden
 
 
 @pytest.mark.slow
@@ -27,3 +29,20 @@ def test_demo_runs_from_end_to_end(tmp_path):
     assert "A fresh process loaded the saved model and named" in result.stdout
     assert re.search(r"vit_mini pretrained: \d+\.\d+%.*\n  vit_mini from scratch: \d+\.\d+%", result.stdout)
     assert len(list((tmp_path / "out" / "held_out").glob("*.png"))) == 20
+
+
+def test_the_recipe_of_vit_mini_runs(tmp_path):
+    """One epoch on 200 images, twice: the second run finds the first one's end."""
+    sample = golden("fashion_mnist_sample")
+    for part in ("train", "t10k"):
+        for name, array in (("images-idx3", sample["images"]), ("labels-idx1", sample["labels"])):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+            (tmp_path / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    command = [sys.executable, str(ROOT / "examples" / "fashion_mnist.py"), "--epochs", "1"]
+    command += ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"Test accuracy: \d+\.\d+% of 200 images", result.stdout)
+    assert (tmp_path / "out" / "vit_mini.fashion_mnist.npz").stat().st_size <= 1.5e6
+    missing = subprocess.run([*command, "--data", str(tmp_path / "none")], capture_output=True, text=True, cwd=tmp_path)
+    assert "holds no Fashion-MNIST" in missing.stderr

@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_image
 
 import vit_keras
 import vit_keras_cli
-from tests.conftest import ROOT, randomise, tiny
+from tests.conftest import ROOT, golden, randomise, tiny
 from tests.server import serve
 from vit_keras import labels, registry
 from vit_keras.checkpoints import rules
@@ -51,7 +51,7 @@ def test_without_network_the_default_is_not_replaced(photos):
     assert result.stdout == ""
     assert "Fetching vit_s16.augreg_in21k_ft_in1k_224, about 84 MiB, from https://storage.googleapis" in result.stderr
     assert "could not be fetched" in result.stderr
-    assert "A small model needs no network: --model vit_mini." in result.stderr
+    assert "needs no network: --model vit_mini." in result.stderr
 
 
 def test_default_model_is_fetched_once(photos, monkeypatch):
@@ -143,6 +143,17 @@ def test_unreadable_images_keep_their_place_in_line(photos):
 def test_labels_by_name(photos):
     result = invoke(photos / "a.png", "--model", "vit_mini", "--labels", "cifar10", "--json")
     assert {item["label"] for item in json.loads(result.stdout)["predictions"]} <= set(labels.load("cifar10"))
+
+
+def test_clothes_as_png_files(tmp_path):
+    """The first 200 test images of Fashion-MNIST, grey PNG files in a folder."""
+    sample = golden("fashion_mnist_sample")
+    for index, (image, label) in enumerate(zip(sample["images"], sample["labels"])):
+        Image.fromarray(image).save(tmp_path / f"{index:03d}_{label}.png")
+    result = invoke(tmp_path, "--model", "vit_mini", "--top", "1", "--csv")
+    assert result.exit_code == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert np.mean([row["image"][-5] == row["index"] for row in rows]) >= 0.88
 
 
 @pytest.mark.parametrize(

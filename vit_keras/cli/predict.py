@@ -48,7 +48,10 @@ def run(
             announce(model or DEFAULT)
         predictor = Predictor(weights or model or DEFAULT, names, image_size or None)
     except DownloadError as error:
-        print(f"vit-keras: {error} A small model needs no network: --model {OFFLINE}.", file=sys.stderr)
+        print(
+            f"vit-keras: {error} A small model of ten kinds of clothes needs no network: --model {OFFLINE}.",
+            file=sys.stderr,
+        )
         return 1
     failures = [path for path, message in paths if message]
     for path, message in paths:
