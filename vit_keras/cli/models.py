@@ -61,7 +61,7 @@ row = vit_keras.catalog.ROWS[names[0]]
 Labels: `vit_keras.labels.load("LABELS")`. Head "zero": the heads of the original ImageNet-21k weights were not
 released; these are for fine-tuning. MiB: of the file, as precisely as its publisher prints it. Top-1: on the ImageNet
 validation images (Fashion-MNIST: test images), as reported for this very file by the README of
-google-research/vision_transformer. What nobody states is left empty.
+google-research/vision_transformer ([vit_mini](vit_mini.md): by its card). What nobody states is left empty.
 
 The names say what the weights are: `orig` Dosovitskiy et al. 2021 (arXiv 2010.11929), `augreg` Steiner et al. 2022
 (arXiv 2106.10270), `sam` Chen et al. 2022 (arXiv 2106.01548); `in21k` trained on ImageNet-21k, `ft_in1k` then
