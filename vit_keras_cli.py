@@ -122,7 +122,7 @@ def cache():
 
 
 def _cache():
-    """`vit_keras.checkpoints.cache`, which needs the standard library alone, without its package, which needs Keras."""
+    """`vit_keras.checkpoints.cache`, which needs no Keras, without its package, which does."""
     package = importlib.util.find_spec("vit_keras").submodule_search_locations[0]
     path = Path(package, "checkpoints", "cache.py")
     spec = importlib.util.spec_from_file_location("_vit_keras_cache", path)
@@ -173,8 +173,15 @@ def cache_clean(pattern, yes):
         click.echo(f"{entry.size() / 2**20:9,.1f} MiB  {entry.path}")
     if not yes:
         click.confirm(f"Remove these {len(found)}?", abort=True)
-    freed = sum(map(module.remove, found))
+    freed, failed = 0, False
+    for entry in found:
+        try:
+            freed += module.remove(entry)
+        except OSError as error:
+            failed = True
+            click.echo(f"Left: {entry.path.name} ({error})", err=True)
     click.echo(f"{freed / 2**20:,.1f} MiB freed.")
+    raise SystemExit(int(failed))
 
 
 if __name__ == "__main__":

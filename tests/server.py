@@ -27,7 +27,8 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves `files` (path → bytes); `plan` is a list of faults, one a request, then all goes well.
 
     A fault is a number (status), or a dict of `status`, `headers`, `cut` (bytes after which the connection closes),
-    `stall` (bytes after which it stands still), `body`. What was asked is in `requests`: (path, range).
+    `stall` (bytes after which it stands still), `trickle` (bytes at a time), `short` (bytes of a partial answer that is
+    whole in itself), `body`. What was asked is in `requests`: (path, range).
     """
 
     daemon_threads = True
@@ -71,9 +72,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if wanted and server.ranges and self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
             start = int(wanted[1])
             if start >= len(data):
-                return self.answer(416, b"", {}, {})
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            status, data = 206, data[start:]
+                return self.answer(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"}, {})
+            end = min(len(data), start + fault.get("short", len(data)))
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            status, data = 206, data[start:end]
         return self.answer(status, data, headers, fault)
 
     def answer(self, status, data, headers, fault):
@@ -81,7 +83,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(data)), **headers}.items():
             if value is not None:
                 self.send_header(name, value)
+                self.close_connection |= (name, value) == ("Connection", "close")
         self.end_headers()
+        for start in range(0, len(data) if "trickle" in fault else 0, fault.get("trickle", 1)):
+            self.wfile.write(data[start : start + fault["trickle"]])
+            self.wfile.flush()
+            threading.Event().wait(0.002)
+        if "trickle" in fault:
+            return
         limit = fault.get("cut", fault.get("stall"))
         self.wfile.write(data[:limit])
         if limit is not None:

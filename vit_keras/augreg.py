@@ -4,6 +4,7 @@ Steiner et al. 2022, arXiv 2106.10270; columns of `index.csv`: vision_transforme
 """
 
 import csv
+from pathlib import Path
 
 from vit_keras import catalog, checkpoints
 
@@ -18,13 +19,19 @@ def index() -> list[dict[str, str]]:
         vit_keras.checkpoints.DownloadError: it cannot be fetched.
         vit_keras.checkpoints.CheckpointError: it is not the index.
     """
-    path = checkpoints.fetch(INDEX)
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+    with open(checkpoints.fetch(INDEX, _check_index), encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _check_index(path: Path) -> None:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            names = next(csv.reader(file), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise checkpoints.CheckpointError(f"{path}: not a table ({error})") from error
+    missing = [name for name in COLUMNS if name not in names]
     if missing:
-        raise checkpoints.CheckpointError(f"{path}: not the index of AugReg, it has no column {', '.join(missing)}.")
-    return rows
+        raise checkpoints.CheckpointError(f"{path}: not the index of AugReg, it has no column {', '.join(missing)}")
 
 
 def best(variant: str, adapt_ds: str | None = None, resolution: int | None = None, ds: str | None = None) -> str:
@@ -53,18 +60,21 @@ def best(variant: str, adapt_ds: str | None = None, resolution: int | None = Non
         raise ValueError(f"`resolution` is one of fine-tuning: pass adapt_ds too. Received: resolution={resolution!r}")
     prefixes = tuple(f"{model}-" for model, name in catalog.AUGREG_MODELS.items() if name == variant)
     wanted = {"ds": ds or (None if adapt_ds else "i21k"), "adapt_ds": adapt_ds, "adapt_resolution": resolution}
+    name, score = ("adapt_filename", "adapt_final_val") if adapt_ds else ("filename", "final_val")
+    everything = index()
     rows = [
         row
-        for row in index()
+        for row in everything
         if prefixes
         and row["filename"].startswith(prefixes)
         and all(value is None or row[column] == str(value) for column, value in wanted.items())
+        and row[score] not in ("", "nan")
     ]
-    name, score = ("adapt_filename", "adapt_final_val") if adapt_ds else ("filename", "final_val")
     if not rows:
         asked = ", ".join(f"{column}={value!r}" for column, value in wanted.items() if value is not None)
+        data = sorted({row["adapt_ds"] for row in everything})
         raise ValueError(
-            f"The index of AugReg has nothing for {variant} with {asked or 'any data'}. Its models are "
-            f"{', '.join(catalog.AUGREG_MODELS.values())}."
+            f"The index of AugReg has nothing for {variant} with {asked or 'any data'}. It has the models "
+            f"{', '.join(catalog.AUGREG_MODELS.values())}, and adapt_ds {', '.join(data)}."
         )
-    return f"augreg/{max(rows, key=lambda row: float(row[score] or 'nan'))[name]}.npz"
+    return f"augreg/{max(rows, key=lambda row: float(row[score]))[name]}.npz"

@@ -93,7 +93,6 @@ AUGREG_MODELS = {
     "L_16": "vit_l16",
     "R_Ti_16": "r_ti16",
     "R26_S_32": "r26_s32",
-    "R26_B_32": "r26_b32",
     "R50_L_32": "r50_l32",
 }
 AUGREG_NAME = re.compile(
