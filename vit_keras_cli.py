@@ -17,6 +17,9 @@ import click
 
 def _run(command: str, **arguments):
     """Import and run a command of `vit_keras.cli`; errors of the user's making become one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a file name that the terminal cannot show is no reason to stop
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _without_startup_lines():
             module = importlib.import_module(f"vit_keras.cli.{command}")

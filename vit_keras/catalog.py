@@ -331,6 +331,11 @@ def find(variant: str, weights: str) -> Row:
     return row
 
 
+def knows(variant: str, weights: str) -> bool:
+    """Whether `weights` is a name: that of a row of the variant or of another, or of an AugReg file."""
+    return weights.startswith("augreg/") or weights in NAMED_WEIGHTS or _find(variant, weights) is not None
+
+
 def _find(variant: str, weights: str) -> Row | None:
     if weights.startswith("augreg/"):
         row = augreg_row(weights.removeprefix("augreg/"))

@@ -6,6 +6,7 @@ CIFAR-10 and -100, Oxford-IIIT Pets, RESISC45: the order of TensorFlow Datasets.
 
 import functools
 from importlib import resources
+from pathlib import Path
 
 _FILES = resources.files("vit_keras") / "assets" / "labels"
 ASSUMED = {1000: "imagenet1k", 21843: "imagenet21k"}
@@ -30,3 +31,23 @@ def _load(name: str) -> tuple[str, ...]:
     if name not in names():
         raise ValueError(f"There is no label set {name!r}. Expected one of {', '.join(names())}.")
     return tuple((_FILES / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+
+
+def read(source: str) -> list[str]:
+    """Class names of a label set by its name, or from a text file with a name on each line.
+
+    Raises:
+        ValueError: the source is neither, or the file cannot be read or has a blank line.
+    """
+    if source in names() and not Path(source).exists():
+        return load(source)
+    try:
+        lines = Path(source).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{source}: the labels cannot be read ({error}). Expected a text file, or one of {', '.join(names())}."
+        ) from error
+    blank = [number for number, label in enumerate(lines, 1) if not label.strip()]
+    if blank:
+        raise ValueError(f"{source}: expected a class name on each line. Received: line {blank[0]} is blank.")
+    return lines

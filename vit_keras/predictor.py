@@ -5,6 +5,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ import keras
 import numpy as np
 from scipy.special import softmax
 
+from vit_keras import catalog, preprocessing, registry
 from vit_keras import labels as label_sets
-from vit_keras import preprocessing, registry
-from vit_keras.checkpoints import CheckpointError
-from vit_keras.layers import AttentionPooling, TokenPooling
+from vit_keras.checkpoints import CheckpointError, fetch
+from vit_keras.checks import as_int
+from vit_keras.layers import AttentionPooling, TokenPooling, walk
 from vit_keras.records import Weights
 
 
@@ -41,7 +43,8 @@ class Predictor:
     Args:
         model: a name of `vit_keras.list_weights` or `list_models`, whose weights are fetched if need be; a Keras model
             of this library; or the path of a `.keras` file or of an `.npz` checkpoint in the original layout.
-        labels: name of each class. None (default): those that the weights are known to have; ImageNet's, in the
+        labels: name of each class; or the name of a label set, or the path of a text file with a name on each line.
+            None (default): those that the weights are known to have; ImageNet's, in the
             original order, for 1,000 or 21,843 classes of an `.npz`; else the indices.
         image_size: height and width in pixels to which images are resized. None (default): the model's own, or for a
             model of any size the one whose position table it holds.
@@ -49,14 +52,14 @@ class Predictor:
 
     Raises:
         CheckpointError: the file cannot be fetched or read as a model.
-        ValueError: the model is no classifier of RGB images, it does not take this image size, or the number of labels
+        ValueError: the model is no classifier of images, it does not take this image size, or the number of labels
             is not its number of classes.
     """
 
     def __init__(
         self,
         model: keras.Model | str | os.PathLike,
-        labels: Sequence[str] | None = None,
+        labels: Sequence[str] | str | None = None,
         image_size: Any = None,
         **options: Any,
     ):
@@ -69,16 +72,23 @@ class Predictor:
             model = load_model(model, **options)
         self.model = model
         self.activation = output_activation(model)
+        if any(isinstance(layer, (keras.layers.Rescaling, keras.layers.Normalization)) for layer in walk(model)):
+            warnings.warn(
+                f"Model {model.name!r} scales pixels itself, and Predictor scales them as its weights expect: together "
+                "that is twice. Use the model without the scaling layer.",
+                stacklevel=2,
+            )
         self.image_size = preprocessing.image_size_of(model, image_size)
         self.preprocessing = dataclasses.replace(preprocessing.of(model), size=self.image_size)
         classes = model.output_shape[-1]
-        names = labels if labels is not None else known_labels(model) or range(classes)
+        given = label_sets.read(labels) if isinstance(labels, str) else labels
+        names = given if given is not None else known_labels(model) or range(classes)
         if len(names) != classes:
             raise ValueError(f"The model has {classes} classes. Received: {len(names)} labels")
         self.labels = [str(name) for name in names]
 
     def __call__(self, image: Any, top: int = 5) -> list[Prediction]:
-        """The most probable classes of one image: a path, file object, Pillow image or array (H, W, 3) in 0..255."""
+        """The most probable classes of one image: a path, file object, Pillow image or array (H, W, C) in 0..255."""
         return next(self.stream([image], top=top, batch_size=1))
 
     def stream(self, images: Iterable[Any], top: int = 5, batch_size: int = 8) -> Iterator[list[Prediction]]:
@@ -87,7 +97,8 @@ class Predictor:
         Images are read and resized by other threads while the model computes a batch of `batch_size`; the last one is
         filled up, so that the model is compiled for one shape.
         """
-        return self.stream_prepared(ahead(self.prepare, images, 2 * batch_size), top, batch_size)
+        count = 2 * as_int(batch_size, "batch_size")
+        return self.stream_prepared(ahead(self.prepare, images, count), as_int(top, "top"), batch_size)
 
     def stream_prepared(
         self, images: Iterable[np.ndarray], top: int = 5, batch_size: int = 8
@@ -107,9 +118,13 @@ class Predictor:
             preprocessing.ImageError: it is not an image that can be read.
         """
         pixels = image if isinstance(image, np.ndarray) else preprocessing.read_image(image)
-        if pixels.ndim != 3 or pixels.shape[-1] != 3:
-            raise preprocessing.ImageError(f"An image array must be (H, W, 3). Received: shape {pixels.shape}")
-        preprocessing.warn_of_pixels(pixels, stacklevel=3)
+        channels = self.model.input_shape[-1]
+        if channels == 1 and pixels.ndim == 3 and pixels.shape[-1] == 3:
+            pixels = preprocessing.to_grey(pixels)
+        if pixels.ndim != 3 or pixels.shape[-1] != channels:
+            raise preprocessing.ImageError(f"Expected an image (H, W, {channels}). Received: shape {pixels.shape}")
+        if not np.isfinite(pixels).all():
+            raise preprocessing.ImageError("Expected an image of finite values. Received: NaN or infinity")
         return preprocessing.preprocess(pixels, rule=self.preprocessing)
 
 
@@ -130,7 +145,7 @@ def ahead(function: Callable[[Any], Any], items: Iterable[Any], count: int) -> I
 
 
 def decode_predictions(
-    outputs: Any, top: int = 5, labels: Sequence[str] | None = None, activation: str = "linear"
+    outputs: Any, top: int = 5, labels: Sequence[str] | str | None = None, activation: str = "linear"
 ) -> list[list[Prediction]]:
     """The most probable classes of each row of a classifier's outputs.
 
@@ -141,7 +156,8 @@ def decode_predictions(
     Args:
         outputs: (B, classes), logits.
         top: how many classes, most probable first. Default 5.
-        labels: name of each class. None (default): ImageNet-1k's for 1,000 classes, -21k's for 21,843, else the index.
+        labels: name of each class, or name of a label set or a file. None (default): ImageNet-1k's for 1,000 classes,
+            -21k's for 21,843, else the index.
         activation: what the outputs went through already: `"linear"` (default, nothing), `"softmax"` or `"sigmoid"`.
 
     Returns:
@@ -150,12 +166,14 @@ def decode_predictions(
     Raises:
         ValueError: the outputs are not (B, classes), or the number of labels is not that of classes.
     """
+    as_int(top, "top")
     outputs = keras.ops.convert_to_numpy(outputs).astype("float32")
     if outputs.ndim != 2:
         raise ValueError(f"Expected outputs of shape (B, classes). Received: shape {outputs.shape}")
     classes = outputs.shape[1]
     assumed = label_sets.ASSUMED.get(classes)
-    names = labels if labels is not None else label_sets.load(assumed) if assumed else range(classes)
+    given = label_sets.read(labels) if isinstance(labels, str) else labels
+    names = given if given is not None else label_sets.load(assumed) if assumed else range(classes)
     if len(names) != classes:
         raise ValueError(f"The outputs have {classes} classes. Received: {len(names)} labels")
     probabilities = softmax(outputs, axis=-1) if activation == "linear" else outputs
@@ -186,15 +204,15 @@ def output_activation(model: keras.Model) -> str:
     """Activation of a classifier's outputs: `"linear"`, `"softmax"` or `"sigmoid"`.
 
     Raises:
-        ValueError: the model is not one that gives a score a class for RGB images.
+        ValueError: the model is not one that gives a score a class for images.
     """
-    if len(model.outputs) != 1 or len(model.inputs) != 1 or len(model.output_shape) != 2:
+    if not hasattr(model, "outputs"):
+        raise ValueError(f"Expected a functional model. Received: {model.name!r}, which has no inputs and outputs yet")
+    if len(model.outputs) != 1 or len(model.inputs) != 1 or len(model.output_shape) != 2 or len(model.input_shape) != 4:
         raise ValueError(
             f"Expected a model with one input and one output (B, classes). Received: {model.name!r} with outputs "
             f"{model.output_shape}"
         )
-    if model.input_shape[-1] != 3:
-        raise ValueError(f"Expected a model for RGB images (B, H, W, 3). Received: input shape {model.input_shape}")
     last, activation = _last_layer(model)
     if isinstance(last, (TokenPooling, AttentionPooling, keras.layers.LayerNormalization)) or last.name == "pre_logits":
         raise ValueError(f"Model {model.name!r} has no head: its outputs are features, not scores of classes.")
@@ -235,6 +253,13 @@ def load_model(model: str | os.PathLike, **options: Any) -> keras.Model:
         ValueError: there is no model or no weights of this name.
     """
     name = os.fspath(model)
+    if name.startswith("augreg/") and not os.path.exists(name):
+        name = f"{catalog.augreg_row(name.removeprefix('augreg/')).variant}.{name}"
+    variant, _, tag = name.partition(".")
+    if variant in registry.VARIANTS and (not tag or catalog.knows(variant, tag)):
+        return registry.create(name, **options)
+    if "://" in name:
+        return registry.from_checkpoint(fetch(name), **options)
     if not name.endswith(".keras"):
         is_name = not os.path.exists(name) and not name.endswith(".npz") and os.sep not in name
         return (registry.create if is_name else registry.from_checkpoint)(name, **options)

@@ -80,6 +80,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def to_grey(image: np.ndarray) -> np.ndarray:
+    """(H, W, 3) to (H, W, 1): the luminance that Pillow's mode "L" has (ITU-R 601-2), not rounded."""
+    return image.astype(np.float32) @ np.float32([[0.299], [0.587], [0.114]])
+
+
 def preprocess_inputs(X: Any) -> Any:
     """Scale pixels from 0..255 to -1..1 as float32, as the original weights expect: (x - 127.5) / 127.5.
 
@@ -110,11 +115,18 @@ def preprocess(images: Any, size: tuple[int, int] | None = None, rule: Preproces
         float32 (..., *size, C): an array for an array, a tensor for a tensor.
 
     Raises:
-        ValueError: neither `size` nor the rule says a size.
+        ValueError: neither `size` nor the rule says a size, or these are not images.
     """
     if size is None and rule.size is None:
         raise ValueError("Preprocessing needs a size: pass size=(height, width).")
     height, width = as_pair(rule.size if size is None else size, "size")
+    shape = getattr(images, "shape", None)
+    if shape is None or len(shape) not in (3, 4) or shape[-1] is None:
+        raise ValueError(
+            "Expected images (H, W, C) or (B, H, W, C) as an array or tensor, with C known; read_image reads files. "
+            f"Received: {type(images).__name__}{'' if shape is None else f' of shape {shape}'}"
+        )
+    warn_of_pixels(images, stacklevel=3)
     given = ops.shape(images)[-3:-1]  # integers, or scalar tensors where a graph does not know them
     x = ops.cast(images, "float32")
     if rule.resize == "squash":
@@ -124,7 +136,7 @@ def preprocess(images: Any, size: tuple[int, int] | None = None, rule: Preproces
         x = _resize(x, given, covering, rule)
         (top, left) = (_centre(outer - inner, rule) for outer, inner in zip(covering, (height, width)))
         x = x[..., top : top + height, left : left + width, :]
-    offset, scale = (np.asarray(values, dtype=np.float32) for values in rule.offset_and_scale)
+    offset, scale = (np.asarray(values, dtype=np.float32) for values in rule.offset_and_scale(images.shape[-1]))
     x = (x - offset) / scale
     return ops.convert_to_numpy(x) if isinstance(images, np.ndarray) else x
 
@@ -253,7 +265,7 @@ def warn_of_inputs(x: Any, rule: Preprocessing = ORIGINAL, stacklevel: int = 2) 
     if x is None or not x.size:
         return
     _warn_of_layout(x, stacklevel + 1)
-    offset, scale = rule.offset_and_scale
+    offset, scale = rule.offset_and_scale(x.shape[-1])
     least = min(-a / b for a, b in zip(offset, scale))
     most = max((255 - a) / b for a, b in zip(offset, scale))
     low, high = float(x.min()), float(x.max())
@@ -267,9 +279,12 @@ def warn_of_inputs(x: Any, rule: Preprocessing = ORIGINAL, stacklevel: int = 2) 
 
 def _concrete(x: Any) -> np.ndarray | None:
     """The values of an array or an eager tensor; None for what has none yet, in a graph."""
-    if not isinstance(x, np.ndarray):
-        x = x.numpy() if hasattr(x, "numpy") else None
-    return x
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return ops.convert_to_numpy(x) if ops.is_tensor(x) else None
+    except Exception:  # whatever a backend raises for a tensor of a graph that is being traced
+        return None
 
 
 def _warn_of_layout(x: np.ndarray, stacklevel: int) -> None:

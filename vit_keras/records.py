@@ -86,12 +86,19 @@ class Preprocessing:
             )
         object.__setattr__(self, "size", None if self.size is None else as_pair(self.size, "size"))
 
-    @property
-    def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel a and b of the one step (x - a) / b from 0..255 to what the model sees."""
+    def offset_and_scale(self, channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Per channel a and b of the one step (x - a) / b from 0..255 to what the model sees.
+
+        For images of other channels than RGB, one channel takes the mean over RGB, more repeat them in turn, as the
+        first kernel does when it is adapted.
+        """
         low, high = self.value_range
         unit = 255 / (high - low)
-        return tuple((mean - low) * unit for mean in self.mean), tuple(std * unit for std in self.std)
+        if channels == 1 and len(self.mean) > 1:
+            mean, std = (sum(values) / len(values) for values in (self.mean, self.std))
+            return ((mean - low) * unit,), (std * unit,)
+        turn = [index % len(self.mean) for index in range(channels)]
+        return tuple((self.mean[i] - low) * unit for i in turn), tuple(self.std[i] * unit for i in turn)
 
 
 ORIGINAL = Preprocessing()  # the original code's evaluation, `input_pipeline.py`
@@ -132,8 +139,10 @@ class Weights:
     @classmethod
     def from_dict(cls, record: dict) -> "Weights":
         """The inverse of `to_dict`."""
+        # Before 0.1.0 was released, mean and std were on the scale of the pixels themselves.
+        pixels = {"value_range": (0.0, 255.0), **record["preprocessing"]}
         grids = {key: record[key] and tuple(record[key]) for key in ("source_grid", "grid")}
-        parts = {"resize": Resize(**record["resize"]), "preprocessing": Preprocessing(**record["preprocessing"])}
+        parts = {"resize": Resize(**record["resize"]), "preprocessing": Preprocessing(**pixels)}
         return cls(**{**record, **grids, **parts})
 
 

@@ -122,7 +122,7 @@ def open_weights(variant_name: str, weights: Any) -> checkpoints.Checkpoint:
             "For arrays in memory, build with pretrained=False and call vit_keras.load_weights_from."
         )
     weights = os.fspath(weights)
-    if not is_path(weights):
+    if not is_path(variant_name, weights):
         return open_row(catalog.find(variant_name, weights))
     if "://" in weights:
         return checkpoints.open_checkpoint(checkpoints.fetch(weights))
@@ -148,20 +148,18 @@ def open_row(row: catalog.Row) -> checkpoints.Checkpoint:
     )
 
 
-def is_path(weights: str) -> bool:
-    """Whether `weights` is meant as a path or an address, not as a name of the catalog."""
-    if weights in catalog.NAMED_WEIGHTS or weights in catalog.ROWS:
+def is_path(variant_name: str, weights: str) -> bool:
+    """Whether `weights` is meant as a path or an address: a name that the catalog knows wins over a file called so."""
+    if catalog.knows(variant_name, weights):
         return False
-    if "://" in weights or os.path.exists(weights):
-        return True
-    return not weights.startswith("augreg/") and (weights.endswith((".npz", ".keras")) or os.sep in weights)
+    return "://" in weights or os.sep in weights or weights.endswith((".npz", ".keras")) or os.path.exists(weights)
 
 
 def has_pre_logits(variant_name: str, weights: Any) -> bool:
     """Whether the weights of this name have a `pre_logits` layer; refuses a path, which would not be loaded."""
     if weights is None:
         return False
-    if not isinstance(weights, str) or is_path(weights):
+    if not isinstance(weights, str) or is_path(variant_name, weights):
         raise ValueError(f"weights={weights!r} is given together with pretrained=False: leave one of them out.")
     try:
         return catalog.find(variant_name, weights).pre_logits

@@ -1,6 +1,7 @@
 """The catalog of published weights: rows, names, the AugReg grammar and index, labels."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -192,6 +193,25 @@ def test_create_by_name(served):
         vit_keras.create(TI, weights="imagenet21k")
 
 
+def test_what_the_row_says_goes_into_the_model(served, monkeypatch):
+    """Rows of other formats will differ from the original's numerics, preprocessing and resize rule."""
+    served(TI, randomised(vit.vit_ti16(32, pretrained=False)))
+    row = dataclasses.replace(
+        catalog.ROWS[TI],
+        gelu="exact",
+        epsilon=1e-5,
+        resize=catalog.Resize("antialiased_bicubic"),
+        preprocessing=vit_keras.preprocessing.TIMM,
+    )
+    monkeypatch.setitem(catalog.ROWS, TI, row)
+    model = vit_keras.create(TI, image_size=64, source_grid=(2, 2))
+    record = model.get_layer("embedding").record
+    assert (record["gelu"], record["epsilon"], record["resize"]["method"]) == ("exact", 1e-5, "antialiased_bicubic")
+    block = model.get_layer("Transformer_encoderblock_0")
+    assert (block.gelu, block.epsilon) == ("exact", 1e-5)
+    assert vit_keras.preprocessing.of(model).interpolation == "bicubic"
+
+
 def test_representation_size_follows_the_file(served):
     served("vit_b32.orig_in21k", vit.vit_b32(32, classes=3, pretrained=False, representation_size=16))
     with pytest.warns(UserWarning, match=r"all zeros|Setting manually"):
@@ -264,7 +284,16 @@ def test_best_of_the_index(index, question, answer):
     assert len(index.requests) == 1
 
 
+def test_rows_without_a_score_are_passed_over(index):
+    rows = [(*INDEX[5][:5], value, "", S, f"{S}--imagenet2012-{value or 'none'}") for value in ("", "0.8", "0.7")]
+    text = "\n".join(",".join(row) for row in (FIELDS, *rows))
+    index.files["/vit_models/augreg/index.csv"] = text.encode()
+    assert augreg.best("vit_s16", adapt_ds="imagenet2012") == f"augreg/{S}--imagenet2012-0.8.npz"
+
+
 def test_questions_without_an_answer(index):
+    with pytest.raises(ValueError, match="and adapt_ds cifar100, imagenet2012"):
+        augreg.best("vit_b16", adapt_ds="imagenet1k")
     with pytest.raises(ValueError, match="nothing for vit_l16 with adapt_ds='imagenet2012'"):
         augreg.best("vit_l16", adapt_ds="imagenet2012")
     with pytest.raises(ValueError, match="nothing for vit_g14"):
@@ -297,6 +326,23 @@ def test_label_sets():
     assert utils.get_imagenet_classes() == imagenet
     with pytest.raises(ValueError, match="no label set 'imagenet'"):
         labels.load("imagenet")
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("cifar10", "bb3914949cecedee"),
+        ("cifar100", "fbe8ad23bbaf2496"),
+        ("fashion_mnist", "39a730d3fc82d698"),
+        ("imagenet1k", "a40d9be82eb4738b"),
+        ("imagenet21k", "1cc12d5969905d8d"),
+        ("oxford_iiit_pet", "6f968994332adab1"),
+        ("resisc45", "5433d6c078c12b52"),
+    ],
+)
+def test_no_label_has_moved(name, digest):
+    """Each set as it was taken from timm (ImageNet) and TensorFlow Datasets; see `vit_keras/labels.py`."""
+    assert hashlib.sha256("\n".join(labels.load(name)).encode()).hexdigest()[:16] == digest
 
 
 def test_decode_predictions():

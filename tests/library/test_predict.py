@@ -140,6 +140,71 @@ def test_unreadable_images_keep_their_place_in_line(photos):
     assert result.exit_code == 1
 
 
+@pytest.mark.parametrize("option", ["--model", "--weights", "--labels"])
+def test_empty_values_are_refused(photos, option):
+    result = invoke(photos / "a.png", option, "")
+    assert result.exit_code == 2
+    assert "need a value" in result.stderr
+
+
+def test_names_win_over_folders_and_files_called_so(photos, monkeypatch):
+    monkeypatch.chdir(photos)
+    for name in ("fashion_mnist", "vit_mini", "vit_mini.fashion_mnist", "imagenet21k"):
+        (photos / name).mkdir()
+    assert vit_keras.vit.vit_mini().output_shape == (None, 10)
+    assert vit_keras.vit.vit_mini(pretrained=False).output_shape == (None, 10)
+    assert invoke("a.png", "--model", "vit_mini").exit_code == 0
+    assert invoke("a.png", "--model", "vit_mini.fashion_mnist").exit_code == 0
+
+
+def test_augreg_files_and_addresses(photos, monkeypatch):
+    data = checkpoint(registry.spec_of("vit_ti16"), favourite=7)
+    name = "Ti_16-i1k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.01-res_224.npz"
+    with serve({f"/vit_models/augreg/{name}": data}) as server:
+        monkeypatch.setenv("VIT_KERAS_MIRROR", server.url)
+        for options in (
+            ["--model", f"vit_ti16.augreg/{name}"],
+            ["--weights", f"augreg/{name}"],
+            ["--weights", f"gs://vit_models/augreg/{name}"],
+        ):
+            assert "cock" in invoke(photos / "a.png", *options, "--top", "1").stdout
+
+
+def test_folders_hold_more_than_images(photos):
+    for name in ("model.weights.h5", "report.pdf", "movie.mpg", "._a.png", "drawing.eps"):
+        (photos / name).write_bytes(b"no image")
+    (photos / "folder.jpg").mkdir()
+    result = invoke(photos, "--model", "vit_mini", "--json")
+    assert len(result.stdout.splitlines()) == 3
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_names_that_are_no_text(tmp_path):
+    for name in (b"caf\xe9.png", "tab\tand é.png".encode()):
+        Image.fromarray(load_sample_image("flower.jpg")).save(
+            io.FileIO(os.path.join(os.fsencode(tmp_path), name), "w"), "png"
+        )
+    command = [sys.executable, "-m", "vit_keras_cli", "predict", str(tmp_path), "--model", "vit_mini"]
+    for encoding in ("utf-8:strict", "ascii:strict"):
+        environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
+        for option in ([], ["--csv"]):
+            result = subprocess.run([*command, *option], capture_output=True, env=environment, cwd=ROOT)
+            assert result.returncode == 0, result.stderr
+            assert b"tab\tand" in result.stdout
+
+
+def test_photos_of_scikit_image():
+    """Every picture that it ships is named or said to be unreadable, and nothing stops the others."""
+    folder = Path(pytest.importorskip("skimage").__file__).parent / "data"
+    result = invoke(folder, "--model", "vit_mini", "--json", "--top", "1")
+    named = {Path(json.loads(line)["image"]).name for line in result.stdout.splitlines()}
+    assert {"astronaut.png", "camera.png", "coffee.png", "rocket.jpg", "moon.png", "no_time_for_that_tiny.gif"} <= named
+    pictures = {path.name for path in folder.iterdir() if path.suffix in (".png", ".jpg", ".gif", ".tif")}
+    unreadable = {line.split(":")[1].rsplit("/", 1)[-1] for line in result.stderr.splitlines()}
+    assert named | unreadable == pictures
+    assert result.exit_code == int(bool(unreadable))
+
+
 def test_labels_by_name(photos):
     result = invoke(photos / "a.png", "--model", "vit_mini", "--labels", "cifar10", "--json")
     assert {item["label"] for item in json.loads(result.stdout)["predictions"]} <= set(labels.load("cifar10"))
@@ -211,6 +276,44 @@ def test_one_trace_a_batch_shape():
     for _ in range(3):
         predictor(photo)
     assert len(traces) == 2
+
+
+def test_labels_as_text_are_a_set_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("labels.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+    assert vit_keras.Predictor("vit_mini", labels="labels.txt").labels[3] == "class 3"
+    assert vit_keras.Predictor("vit_mini", labels="cifar10").labels[3] == "cat"
+    assert vit_keras.decode_predictions(np.eye(10), labels="cifar10")[3][0].label == "cat"
+    with pytest.raises(ValueError, match=r"the labels cannot be read .* Expected a text file, or one of cifar10"):
+        vit_keras.Predictor("vit_mini", labels="abcdefghij")
+
+
+def test_images_are_read_while_the_model_computes():
+    """Two images in different threads at once."""
+    together = threading.Barrier(2, timeout=20)
+    assert list(ahead(lambda index: together.wait() is not None, range(2), 4)) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p, x: p(x, top=0), "`top` must be"),
+        (lambda p, x: p(x, top=-1), "`top` must be"),
+        (lambda p, x: p.stream([x], batch_size=0), "`batch_size` must be"),
+        (lambda p, x: p(np.full((4, 4, 3), np.nan)), "Received: NaN"),
+    ],
+)
+def test_predictor_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(vit_keras.Predictor(tiny()), load_sample_image("flower.jpg"))
+
+
+def test_a_model_without_inputs_and_outputs_is_refused():
+    class Own(keras.Model):
+        pass
+
+    with pytest.raises(ValueError, match="Expected a functional model"):
+        vit_keras.Predictor(Own())
 
 
 def test_stream_equals_single_calls():

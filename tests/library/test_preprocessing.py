@@ -24,7 +24,7 @@ CONVENTIONS = {"original": ORIGINAL, "big_vision": BIG_VISION, "timm": TIMM, "hu
 
 def levels(x, rule):
     """What a model sees, as 8-bit levels again."""
-    offset, scale = (np.asarray(values) for values in rule.offset_and_scale)
+    offset, scale = (np.asarray(values) for values in rule.offset_and_scale(x.shape[-1]))
     return x.astype("float64") * scale + offset
 
 
@@ -175,7 +175,7 @@ def test_its_size_is_the_models(model):
 
 
 def test_predictor_uses_it(model):
-    predictor = vit_keras.Predictor(model, labels="abcde")
+    predictor = vit_keras.Predictor(model, labels=list("abcde"))
     expected = np.asarray(model(preprocess(PHOTO, (32, 32), TIMM)[None]))[0]
     best = predictor(PHOTO, top=1)[0]
     assert best.index == np.argmax(expected)
@@ -297,3 +297,58 @@ def test_constructor_with_other_channels(tmp_path):
     save_npz(randomise(vit.vit_ti16(32, classes=3, pretrained=False)), tmp_path / "x.npz")
     model = vit.vit_ti16(32, classes=3, weights=tmp_path / "x.npz", in_channels=1)
     assert model.input_shape == (None, 32, 32, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 6])
+def test_preprocessing_for_other_channels(channels):
+    photo = np.random.default_rng(0).integers(0, 256, (40, 50, channels), np.uint8)
+    imagenet = Preprocessing(value_range=(0, 1), mean=(0.4, 0.5, 0.9), std=(0.1, 0.2, 0.3))
+    for rule in (*CONVENTIONS.values(), imagenet):
+        x = preprocess(photo, (16, 24), rule)
+        assert x.shape == (16, 24, channels)
+    mean, std = (0.6, 0.2) if channels == 1 else (imagenet.mean[0], imagenet.std[0])
+    expected = (levels(x, imagenet)[..., 0] / 255 - mean) / std
+    np.testing.assert_allclose(x[..., 0], expected, atol=1e-4)
+    model = vit.vit_mini(in_channels=channels)
+    assert model(preprocess(photo, rule=preprocessing.of(model))[None]).shape == (1, 10)
+
+
+def test_predictor_of_a_grey_model_takes_any_photo():
+    grey, rgb = vit_keras.Predictor(vit.vit_mini(in_channels=1)), vit_keras.Predictor("vit_mini")
+    photo = np.repeat(PHOTO[..., :1], 3, axis=-1)
+    for image in (photo, Image.fromarray(photo)):
+        expected, found = rgb(image), grey(image)
+        assert [item.index for item in found] == [item.index for item in expected]
+        np.testing.assert_allclose(found[0].probability, expected[0].probability, rtol=1e-3)
+    assert grey(photo[..., :1])[0].index == grey(photo)[0].index
+    with pytest.raises(preprocessing.ImageError, match=r"Expected an image \(H, W, 6\)"):
+        vit_keras.Predictor(vit.vit_mini(in_channels=6))(photo)
+
+
+def test_records_of_models_saved_before_the_release():
+    """Then mean and std were on the scale of the pixels, and there was no value range."""
+    old = {"resize": "squash", "interpolation": "bilinear", "antialias": False, "mean": [127.5] * 3, "std": [127.5] * 3}
+    model = tiny()
+    record = vit_keras.records.Weights("x.npz", "original", "tanh", 1e-6).to_dict()
+    del record["head"]
+    model.get_layer("embedding").record = {**record, "preprocessing": old}
+    rule = preprocessing.of(keras.models.clone_model(model))
+    np.testing.assert_allclose(preprocess(PHOTO, rule=rule), preprocess(PHOTO, (32, 32)), atol=1e-6)
+
+
+@pytest.mark.parametrize("value", ["photo.png", None, np.zeros((4, 4)), [[1, 2]], np.zeros((1, 2, 3, 4, 3))])
+def test_what_are_no_images(value):
+    with pytest.raises(ValueError, match=r"Expected images \(H, W, C\) or \(B, H, W, C\)"):
+        preprocess(value, (8, 8))
+
+
+def test_preprocessing_twice_is_noticed():
+    once = preprocess(PHOTO, (8, 8))
+    with pytest.warns(UserWarning, match="preprocessed already") as caught:
+        preprocess(once, (8, 8))
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"scaled to 0\.\.1"):
+        preprocess(PHOTO / 255.0, (8, 8))
+    scaling = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Rescaling(1 / 127.5, -1.0), tiny()])
+    with pytest.warns(UserWarning, match="scales pixels itself"):
+        vit_keras.Predictor(scaling)

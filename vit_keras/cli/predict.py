@@ -4,14 +4,16 @@ import contextlib
 import csv
 import dataclasses
 import glob
+import io
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from PIL import Image
-from rich.console import Console
 
 from vit_keras import catalog, registry
 from vit_keras import labels as label_sets
@@ -22,6 +24,7 @@ from vit_keras.progress import progress_bar
 
 DEFAULT = "vit_s16.augreg_in21k_ft_in1k_224"
 OFFLINE = "vit_mini"
+NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}  # formats that Pillow knows but cannot read by itself
 
 
 def run(
@@ -39,14 +42,17 @@ def run(
     Raises:
         ValueError: the model or labels cannot be used.
     """
-    if model and weights:
+    if model is not None and weights is not None:
         raise ValueError(f"--model names a published model, --weights a file: pass one of them. Received: {model} too")
+    if "" in (model, weights, labels):
+        raise ValueError("--model, --weights and --labels need a value. Received: an empty one")
     paths = find_images(images)
-    names = read_labels(labels)
+    names = None if labels is None else label_sets.read(labels)
     try:
-        if not weights:
-            announce(model or DEFAULT)
-        predictor = Predictor(weights or model or DEFAULT, names, image_size or None)
+        name = DEFAULT if model is None else model
+        if weights is None:
+            announce(name)
+        predictor = Predictor(name if weights is None else weights, names, image_size or None)
     except DownloadError as error:
         print(
             f"vit-keras: {error} A small model of ten kinds of clothes needs no network: --model {OFFLINE}.",
@@ -73,19 +79,29 @@ def run(
 
 def find_images(arguments: tuple[str, ...]) -> list[tuple[str, str | None]]:
     """The files that paths, folders (with their subfolders) and patterns mean, or what is wrong with an argument."""
-    endings = Image.registered_extensions()
     found: list[tuple[str, str | None]] = []
     for argument in arguments:
         path = Path(argument)
         if path.is_dir():
-            inside = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in endings)
+            inside = _inside(path)
             found += [(file, None) for file in inside] or [(argument, "there are no images in this folder.")]
         elif not path.exists() and glob.has_magic(argument):
             matching = sorted(glob.glob(argument, recursive=True))
-            found += [(file, None) for file in matching] or [(argument, "no file matches.")]
+            files = [file for match in matching for file in (_inside(Path(match)) if os.path.isdir(match) else [match])]
+            found += [(file, None) for file in dict.fromkeys(files)] or [(argument, "no file matches.")]
         else:
             found.append((argument, None))
     return found
+
+
+def _inside(folder: Path) -> list[str]:
+    """The image files in a folder and its subfolders, by their endings; hidden ones are left out."""
+    kinds = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN.keys() - NO_PIXELS}
+    return sorted(
+        str(file)
+        for file in folder.rglob("*")
+        if file.suffix.lower() in kinds and not file.name.startswith(".") and file.is_file()
+    )
 
 
 def announce(name: str) -> None:
@@ -126,26 +142,6 @@ def predict(predictor: Predictor, paths: list[str], top: int, batch_size: int) -
     yield from waiting
 
 
-def read_labels(path: str | None) -> list[str] | None:
-    """Class names from a text file, one a line, or of a label set by name.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    if path is None:
-        return None
-    if path in label_sets.names() and not Path(path).exists():
-        return label_sets.load(path)
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: the labels cannot be read ({error}).") from error
-    blank = [number for number, label in enumerate(lines, 1) if not label.strip()]
-    if blank:
-        raise ValueError(f"{path}: expected a class name on each line. Received: line {blank[0]} is blank.")
-    return lines
-
-
 Show = Callable[[str, list[Prediction]], None]
 
 
@@ -158,22 +154,25 @@ def _json() -> Show:
 
 
 def _csv() -> Show:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "rank", *(field.name for field in dataclasses.fields(Prediction))])
+    def line(values: Iterable[Any]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(values)
+        return text.getvalue()
+
+    # print, and not a writer on sys.stdout: a progress bar changes what that is.
+    print(line(["image", "rank", *(field.name for field in dataclasses.fields(Prediction))]))
 
     def show(path: str, predictions: list[Prediction]) -> None:
         for rank, prediction in enumerate(predictions, 1):
-            writer.writerow([path, rank, *dataclasses.astuple(prediction)])
+            print(line([path, rank, *dataclasses.astuple(prediction)]))
 
     return show
 
 
 def _text() -> Show:
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-
     def show(path: str, predictions: list[Prediction]) -> None:
-        console.print(path, style="bold")
+        click.echo(click.style(path, bold=True))
         for prediction in predictions:
-            console.print(f"  {prediction.probability:7.2%}  {prediction.label}")
+            click.echo(f"  {prediction.probability:7.2%}  {prediction.label}")
 
     return show
