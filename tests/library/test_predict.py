@@ -181,9 +181,8 @@ def test_folders_hold_more_than_images(photos):
 
 def test_names_that_are_no_text(tmp_path):
     for name in (b"caf\xe9.png", "tab\tand é.png".encode()):
-        Image.fromarray(load_sample_image("flower.jpg")).save(
-            io.FileIO(os.path.join(os.fsencode(tmp_path), name), "w"), "png"
-        )
+        with open(os.path.join(os.fsencode(tmp_path), name), "wb") as file:
+            Image.fromarray(load_sample_image("flower.jpg")).save(file, "png")
     command = [sys.executable, "-m", "vit_keras_cli", "predict", str(tmp_path), "--model", "vit_mini"]
     for encoding in ("utf-8:strict", "ascii:strict"):
         environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
