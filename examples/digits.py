@@ -57,6 +57,7 @@ def train(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int, rate: f
         keras.optimizers.AdamW(rate, weight_decay=0.05),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=False,  # compiling takes longer than these few steps
     )
     augment = keras.Sequential(
         [keras.Input(x.shape[1:]), keras.layers.RandomTranslation(0.06, 0.06, "constant", fill_value=-1.0)]

@@ -11,7 +11,7 @@ import pytest
 import vit_keras
 from tests.conftest import GOLDEN, golden, images, randomise, run_python, tiny, tiny_hybrid
 from vit_keras import analysis, catalog, hybrid, registry, vit
-from vit_keras.checkpoints import CheckpointError, export_arrays, open_checkpoint, save_npz
+from vit_keras.checkpoints import CheckpointError, convert, export_arrays, open_checkpoint, save_npz
 from vit_keras.spec import POSITIONS
 
 CONFIGS = {  # our name → name of the original config
@@ -43,14 +43,31 @@ def count(model):
     return sum(math.prod(variable.shape) for variable in model.weights)
 
 
+def check_description(name, model):
+    """The facts of a full-size model name the variant as it was published: Ti/16, R50+B/16 …"""
+    published = {
+        "r_ti16": "R+Ti",
+        "r26_s32": "R26+S/32",
+        "r26_b32": "R26+B/32",
+        "r50_b16": "R50+B/16",
+        "r50_l32": "R50+L/32",
+    }
+    said = convert._describe_model(model).rpartition(": ")[2]
+    variant = registry.VARIANTS[name]
+    assert said == published.get(name, f"{variant.size}/{variant.patch_size}")
+
+
 @pytest.mark.parametrize("name", registry.list_models())
 def test_parameter_counts(name):
     assert name in registry.PARAMETERS, "a variant without a row in its family's PARAMETERS"
     truth = json.loads((GOLDEN / "shapes" / "summary.json").read_text())
     expected = truth[CONFIGS[name]]["params"] if name in CONFIGS else BY_FORMULA[name]
     assert registry.PARAMETERS[name] == expected
-    assert count(shapes_only(name, image_size=224, classes=1000)) == expected
-    model = shapes_only(name)
+    at_224 = shapes_only(name, image_size=224, classes=1000)
+    assert count(at_224) == expected
+    check_description(name, at_224)
+    same = (registry.VARIANTS[name].image_size, registry.VARIANTS[name].classes) == (224, 1000)
+    model = at_224 if same else shapes_only(name)
     assert model.name == name.replace("_", "-")
     special = {"vit_so400m14": 392, "vit_h14": 392, "vit_g14": 392, "vit_bigg14": 392, "vit_mini": 28}
     size = special.get(name, 384 if "_l" in name else 224)
@@ -388,24 +405,6 @@ def test_wrong_variant_is_named(ti16):
         CheckpointError, match=r"12 blocks of width 192 with patch 16: this is Ti/16\. The model has .*S/32"
     ):
         vit.vit_s32(image_size=64, weights=ti16[0], pretrained_top=False)
-
-
-@pytest.mark.parametrize("name", registry.list_models())
-def test_files_are_named_as_published(name):
-    """The facts of a full-size file name the variant: Ti/16, R50+B/16 …"""
-    model = shapes_only(name, image_size=224)
-    from vit_keras.checkpoints.convert import _describe_model
-
-    letter = registry.VARIANTS[name].size
-    said = _describe_model(model).rpartition(": ")[2]
-    published = {
-        "r_ti16": "R+Ti",
-        "r26_s32": "R26+S/32",
-        "r26_b32": "R26+B/32",
-        "r50_b16": "R50+B/16",
-        "r50_l32": "R50+L/32",
-    }
-    assert said == published.get(name, f"{letter}/{registry.VARIANTS[name].patch_size}")
 
 
 def test_registry():
