@@ -119,6 +119,44 @@ def predict(images, output, **options):
     raise SystemExit(_run("predict", images=images, output=output or "text", **options))
 
 
+@main.command(short_help="Bring a checkpoint into another format.")
+@click.argument("source")
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["keras", "weights", "npz", "timm", "huggingface", "keras_hub", "savedmodel"]),
+    help="What to write: a whole Keras model, its weights, the original layout, a folder for another library, or "
+    "TensorFlow's SavedModel.",
+)
+@click.option("--out", required=True, metavar="PATH", help="File or folder to write.")
+@click.option(
+    "--from",
+    "format",
+    type=click.Choice(["original", "timm", "huggingface", "keras_hub", "vit_keras_legacy", "keras"]),
+    help="Format of SOURCE. Default: told by its keys.",
+)
+@click.option(
+    "--image-size", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Default: the source's."
+)
+@click.option("--patch-size", type=click.IntRange(min=1), metavar="PIXELS", help="Default: SOURCE's.")
+@click.option("--classes", type=click.IntRange(min=1), help="A new head of so many classes.")
+@click.option("--num-heads", type=click.IntRange(min=1), help="Attention heads, if SOURCE does not tell.")
+@click.option(
+    "--source-grid", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Patches of SOURCE, likewise."
+)
+@click.option("--accept-numerics", is_flag=True, help="Write a format whose library computes a little differently.")
+@click.option("--force", is_flag=True, help="Replace what is at PATH.")
+@click.option("--explain", is_flag=True, help="Print what went where, array by array.")
+def convert(**options):
+    """Convert SOURCE: a file or folder of any format that can be read, or a published model by name.
+
+    SOURCE may be an .npz in the original layout; a .safetensors file or folder of timm or Hugging Face; a preset folder
+    of keras-hub; a .keras model; weights of the old vit-keras (.h5, .weights.h5); a PyTorch state dict (.pt, .pth,
+    .bin), with PyTorch installed.
+    """
+    _run("convert", **options)
+
+
 @main.group(short_help="What has been downloaded: list, verify, clean.")
 def cache():
     """Downloaded checkpoints. They lie in ~/.cache/vit-keras, or where VIT_KERAS_HOME says."""

@@ -107,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder of all results")
     parser.add_argument("--epochs", type=int, default=40, help="of the model from scratch")
-    parser.add_argument("--fine-tune-epochs", type=int, default=8, help="of vit_mini, each way")
+    parser.add_argument("--fine-tune-epochs", type=int, default=8, help="of vit_mini, each way; 0: without it")
     arguments = parser.parse_args()
     keras.utils.set_random_seed(0)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,8 @@ def main() -> int:
     print(f"\nHeld-out accuracy: {accuracy:.2%} of {len(x_test)} digits (95 % is the mark).")
     print(f"A fresh process loaded the saved model and named {right} of {len(pictures)} held-out PNG files right.")
     print(f"Model:    {saved}\nLabels:   {labels}\nPictures: {arguments.out / 'held_out'}")
-    fine_tune(x_train, y_train, x_test, y_test, arguments.fine_tune_epochs)
+    if arguments.fine_tune_epochs:
+        fine_tune(x_train, y_train, x_test, y_test, arguments.fine_tune_epochs)
     print(f"\nTry it:   vit-keras predict {pictures[0]} --weights {saved} --labels {labels}")
     return 0 if accuracy >= 0.95 and right >= 0.9 * len(pictures) else 1
 

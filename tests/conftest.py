@@ -8,6 +8,10 @@ from pathlib import Path
 
 # Before TensorFlow is imported: quiet, and two logical CPU devices for the tests of distribution come in subprocesses.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Two test processes share the machine: more threads in each only get in each other's way.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras
 import numpy as np

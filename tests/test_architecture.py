@@ -35,10 +35,11 @@ FLOORS = {
     "pretraining": 8,
     "evaluation": 8,
     "publishing": 8,
-    "cli": 9,
-    "utils": 9,
-    "visualize": 9,
-    "__init__": 10,
+    "converter": 9,
+    "cli": 10,
+    "utils": 10,
+    "visualize": 10,
+    "__init__": 11,
 }
 LIBRARY_ONLY = ("zoo", "conversion", "tests", "benchmarks", "examples")
 

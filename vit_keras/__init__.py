@@ -23,7 +23,9 @@ from vit_keras import utils as utils
 from vit_keras import vit as vit
 from vit_keras.checkpoints import export_arrays as export_arrays
 from vit_keras.checkpoints import load_weights_from as load_weights_from
+from vit_keras.checkpoints import save_checkpoint as save_checkpoint
 from vit_keras.checkpoints import save_npz as save_npz
+from vit_keras.converter import convert as convert
 from vit_keras.predictor import Predictor as Predictor
 from vit_keras.predictor import decode_predictions as decode_predictions
 from vit_keras.registry import create as create

@@ -81,8 +81,10 @@ def resnet(spec: ViTSpec, images: keras.KerasTensor) -> keras.KerasTensor:
     assert stem is not None
     if stem.grey_as_rgb and spec.in_channels == 1:
         images = keras.layers.Concatenate(name="grey_as_rgb", dtype=dtype)([images] * 3)
-    x = layers.StdConv2D(stem.width, 7, strides=2, name="conv_root", dtype=dtype)(images)
-    x = layers.group_norm("gn_root", dtype)(x)
+    std = {"std_epsilon": stem.std_epsilon, "std_epsilon_in_variance": stem.std_epsilon_in_variance}
+    root = layers.StdConv2D(stem.width, 7, 2, *std.values(), name="conv_root", dtype=dtype)
+    x = root(images)
+    x = layers.group_norm("gn_root", dtype, stem.group_norm_epsilon)(x)
     x = keras.layers.ReLU(name="relu_root", dtype=dtype)(x)
     pool = keras.layers.MaxPooling2D(
         3, strides=2, padding="same", data_format="channels_last", name="pool_root", dtype=dtype
@@ -92,7 +94,12 @@ def resnet(spec: ViTSpec, images: keras.KerasTensor) -> keras.KerasTensor:
         for unit in range(1, units + 1):
             strides = 2 if block > 1 and unit == 1 else 1
             bottleneck = layers.Bottleneck(
-                stem.width * 2 ** (block - 1), strides, name=f"block{block}_unit{unit}", dtype=dtype
+                stem.width * 2 ** (block - 1),
+                strides,
+                stem.group_norm_epsilon,
+                **std,
+                name=f"block{block}_unit{unit}",
+                dtype=dtype,
             )
             x = bottleneck(x)
     return x

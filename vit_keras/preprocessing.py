@@ -14,13 +14,10 @@ from PIL import Image, ImageOps
 
 from vit_keras.checks import as_pair
 from vit_keras.layers import Bottleneck, GridTables, Patches, walk
+from vit_keras.records import BIG_VISION as BIG_VISION
+from vit_keras.records import HUGGING_FACE as HUGGING_FACE
 from vit_keras.records import ORIGINAL, Preprocessing, Weights
-
-# Beside ORIGINAL: big_vision's `resize_small(256)`, `central_crop(224)`; timm's default for ViT, `crop_pct=0.9`; and
-# that of Hugging Face's ViTImageProcessor.
-BIG_VISION = Preprocessing("resize_small", crop=224 / 256, interpolation="area")
-TIMM = Preprocessing("short_side", 0.9, "bicubic", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
-HUGGING_FACE = Preprocessing("squash", 1.0, "bilinear", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
+from vit_keras.records import TIMM as TIMM
 
 
 class ImageError(ValueError):

@@ -1,6 +1,7 @@
 """Frozen records of what weights need: resize rule, preprocessing, numerics. Imports no Keras."""
 
 import dataclasses
+from typing import Any
 
 from vit_keras.checks import as_choice, as_pair
 
@@ -102,7 +103,39 @@ class Preprocessing:
 
 
 ORIGINAL = Preprocessing()  # the original code's evaluation, `input_pipeline.py`
+# big_vision's `resize_small(256)`, `central_crop(224)`; timm's default for ViT, `crop_pct=0.9`; Hugging Face's
+# ViTImageProcessor.
+BIG_VISION = Preprocessing("resize_small", crop=224 / 256, interpolation="area")
+TIMM = Preprocessing("short_side", 0.9, "bicubic", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
+HUGGING_FACE = Preprocessing("squash", 1.0, "bilinear", True, (0.0, 1.0), mean=(0.5,) * 3, std=(0.5,) * 3)
+# DINOv2's evaluation: ImageNet's mean and deviation, a crop of 224 out of 256.
+IMAGENET_MEAN = Preprocessing(
+    "short_side", 224 / 256, "bicubic", True, (0.0, 1.0), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
 ALIGN_CORNERS = Resize()
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """What code computes with weights beside multiplying them; the defaults are the original code's.
+
+    Args:
+        gelu: `"tanh"` or `"exact"`.
+        epsilon: of the LayerNorms.
+        group_norm_epsilon: of the GroupNorms in a hybrid's stem.
+        std_epsilon: of weight standardisation in a hybrid's stem.
+        std_epsilon_in_variance: whether that is added to the variance, before the root, or to the deviation.
+    """
+
+    gelu: str = "tanh"
+    epsilon: float = 1e-6
+    group_norm_epsilon: float = 1e-6
+    std_epsilon: float = 1e-5
+    std_epsilon_in_variance: bool = False
+
+    def of_stem(self) -> dict[str, Any]:
+        """The fields that a hybrid's stem alone has."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("gelu", "epsilon")}
 
 
 @dataclasses.dataclass(frozen=True)

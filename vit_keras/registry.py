@@ -9,9 +9,8 @@ import keras
 
 from vit_keras import catalog, checkpoints, hybrid, vit
 from vit_keras.catalog import list_weights
-from vit_keras.checks import as_pair
 from vit_keras.spec import SIZES, Variant, ViTSpec
-from vit_keras.variants import takes_grey_as_rgb, variant_spec
+from vit_keras.variants import parts_of, takes_grey_as_rgb, variant_spec
 
 FAMILIES = (vit, hybrid)
 VARIANTS: dict[str, Variant] = {name: row for family in FAMILIES for name, row in family.VARIANTS.items()}
@@ -78,36 +77,79 @@ def _variant(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None, **options: Any) -> keras.Model:
-    """Build the model a checkpoint was saved from, whatever its size, with its weights.
+def from_checkpoint(
+    source: Any, *, source_grid: Any = None, resize: Any = None, format: str | None = None, **options: Any
+) -> keras.Model:
+    """Build the model a checkpoint was saved from, whatever its format and size, with its weights.
 
     ```python
     model = from_checkpoint("my_vit.npz")
+    model = from_checkpoint("folder_of_save_pretrained", image_size=384)
     ```
 
     Args:
-        source: path of an `.npz` checkpoint in the original layout, of a ViT or a hybrid.
+        source: path of a checkpoint of a ViT or a hybrid: an `.npz` in the original layout; a `.safetensors` file or a
+            folder of timm or Hugging Face; a PyTorch state dict; a preset folder of keras-hub; a `.weights.h5` or
+            `.h5` of the old vit-keras. Or a mapping from key to array, or a model of this library, whose weights are
+            copied.
         source_grid, resize: as in `vit_keras.load_weights_from`.
+        format: `"original"`, `"timm"`, `"huggingface"`, `"keras_hub"` or `"vit_keras_legacy"`. None (default)
+            recognises it by the keys.
         **options: fields of `vit_keras.spec.ViTSpec` to change, such as `image_size` (default: that of the position
-            table, if it is square), `classes` (other than the file's: with a new head), `include_top`, or `pooling`,
-            which a file does not tell (default: `"token"` with a class token, `"gap"` without, `"map"` with a MAP
-            head).
+            table, if it is square), `patch_size` (other than the file's: its embedding is resized as in FlexiViT, and
+            the image keeps its size), `classes` (other than the file's: with a new head), `include_top`, `num_heads`
+            (which files of PyTorch do not tell, default: the published size's), or `pooling`, which few files tell
+            (default: `"token"` with a class token, `"gap"` without, `"map"` with a MAP head).
 
     Raises:
-        CheckpointError: the file cannot be read, or its image size is not known and not given.
+        CheckpointError: the file cannot be read, or its image size or number of heads is not known and not given.
+        ImportError: the package that reads this kind of file is not installed.
     """
-    checkpoint = checkpoints.open_checkpoint(source)
-    facts = checkpoint.facts
-    native = facts.native_size if source_grid is None else facts.image_size_of(as_pair(source_grid, "source_grid"))
+    if isinstance(source, keras.Model):
+        checkpoint = checkpoints.checkpoint_of(source)
+    elif isinstance(source, checkpoints.Checkpoint):
+        checkpoint = source
+    else:
+        checkpoint = checkpoints.open_checkpoint(source, format, source_grid)
+    return build_and_load(checkpoint, source_grid=source_grid, resize=resize, **options)[0]
+
+
+def build_and_load(
+    checkpoint: checkpoints.Checkpoint, *, source_grid: Any = None, resize: Any = None, **options: Any
+) -> tuple[keras.Model, checkpoints.LoadReport]:
+    """As `from_checkpoint`, of an open checkpoint, with the report of what went where."""
+    spec = _spec_of_file(checkpoint, options)
+    model = (vit if spec.stem is None else hybrid).build(spec)
+    report = checkpoints.load_weights_from(
+        model,
+        checkpoint,
+        top=spec.include_top and spec.classes == checkpoint.facts.classes,
+        source_grid=source_grid,
+        resize=resize,
+        rollback=False,
+        resize_patch="patch_size" in options,
+    )
+    return model, report
+
+
+def _spec_of_file(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -> ViTSpec:
+    """The spec of the model that a file was saved from, with changes."""
+    facts, native = checkpoint.facts, checkpoint.facts.native_size
     if options.get("image_size") is None and "native_size" not in options and native is None:
         raise checkpoints.CheckpointError(
             f"{checkpoint.name} holds a position table of {facts.places} places, which is no square: "
             "pass image_size=(height, width) or source_grid=(height, width)."
         )
+    heads = facts.num_heads or facts.published_heads
+    if heads is None and "num_heads" not in options:
+        raise checkpoints.CheckpointError(
+            f"{checkpoint.name} does not say its number of heads, and {facts.depth} blocks of width {facts.width} are "
+            "no published size: pass num_heads=."
+        )
     known = {
         "width": facts.width,
         "depth": facts.depth,
-        "num_heads": facts.num_heads,
+        "num_heads": heads,
         "mlp_dim": facts.mlp_dim,
         "patch_size": facts.patch_size,
         "in_channels": facts.in_channels,
@@ -122,16 +164,13 @@ def from_checkpoint(source: Any, *, source_grid: Any = None, resize: Any = None,
         "representation_size": facts.representation_size,
         "gelu": checkpoint.numerics.gelu,
         "epsilon": checkpoint.numerics.epsilon,
+        **parts_of(facts),
     }
     if "image_size" in options and options["image_size"] is None:
         known["native_size"] = native
     if facts.stem is not None and takes_grey_as_rgb(facts, options):
         known["stem"] = dataclasses.replace(facts.stem, grey_as_rgb=True)
-    spec = ViTSpec.of(**{**known, **options})
-    model = (vit if spec.stem is None else hybrid).build(spec)
-    top = spec.include_top and spec.classes == facts.classes
-    checkpoints.load_weights_from(model, checkpoint, top=top, source_grid=source_grid, resize=resize, rollback=False)
-    return model
+    return ViTSpec.of(**{**known, **options})
 
 
 __all__ = ["PARAMETERS", "SIZES", "VARIANTS", "create", "from_checkpoint", "list_models", "list_weights", "spec_of"]

@@ -63,7 +63,8 @@ class Variant:
     weights: str = "imagenet21k+imagenet2012"
 
 
-POOLINGS = ("token", "gap", "map", None)
+POOLINGS = ("token", "gap", "map", "token_gap", "both", None)
+READ_THE_CLASS_TOKEN = ("token", "token_gap", "both")
 TABLE_POSITIONS = ("learned_1d", "learned_2d", "sincos_2d")
 RELATIVE_POSITIONS = ("relative", "relative_bias")
 POSITIONS = ("none", *TABLE_POSITIONS, *RELATIVE_POSITIONS)
@@ -77,6 +78,9 @@ class Stem:
     layers: tuple[int, ...]
     width_factor: float = 1.0
     grey_as_rgb: bool = False  # one channel is repeated to three first, for kernels trained on RGB
+    group_norm_epsilon: float = 1e-6
+    std_epsilon: float = 1e-5
+    std_epsilon_in_variance: bool = False  # timm's form of weight standardisation, see `layers.StdConv2D`
 
     def __post_init__(self):
         object.__setattr__(self, "layers", tuple(as_int(units, "stem_layers") for units in self.layers))
@@ -131,7 +135,9 @@ class ViTSpec:
     representation_size: int | None = None
     head_bias: float = 0.0
     pooling: str | None = "token"
+    norm_after_pooling: bool = False
     class_token: bool | None = None
+    distillation: bool | str = False
     registers: int = 0
     position: str | None = "learned_1d"
     class_position: bool | None = None
@@ -201,9 +207,12 @@ class ViTSpec:
     def _check_tokens(self):
         as_choice(self.pooling, "pooling", POOLINGS)
         position = as_choice(self.position or "none", "position", POSITIONS)
-        class_token = self.pooling == "token" if self.class_token is None else bool(self.class_token)
-        if self.pooling == "token" and not class_token:
-            raise ValueError("pooling='token' reads the class token: it needs class_token=True, or another pooling.")
+        reads = self.pooling in READ_THE_CLASS_TOKEN
+        class_token = reads or bool(self.distillation) if self.class_token is None else bool(self.class_token)
+        if (reads or self.distillation) and not class_token:
+            what = "distillation=True stands beside" if self.distillation else f"pooling={self.pooling!r} reads"
+            raise ValueError(f"{what} the class token: it needs class_token=True, or another pooling.")
+        self._check_pooling()
         if self.class_position and not (position == "learned_1d" and class_token):
             raise ValueError(
                 "class_position=True gives the class token a row of the position table: it needs "
@@ -213,10 +222,28 @@ class ViTSpec:
         registers = as_int(self.registers, "registers", minimum=0)
         self._set(position=position, class_token=class_token, class_position=has_row, registers=registers)
 
+    def _check_pooling(self):
+        as_choice(self.distillation, "distillation", (False, True, "token"))
+        if self.pooling == "both" and self.distillation is not True:
+            raise ValueError("pooling='both' reads class and distillation token: it needs distillation=True.")
+        if self.distillation is True and self.pooling not in ("token", "both"):
+            raise ValueError(f"distillation=True needs pooling='token' or 'both'. Received: pooling={self.pooling!r}")
+        if self.distillation is True and (self.representation_size or self.norm_after_pooling):
+            raise ValueError("distillation=True has no place for `representation_size` or `norm_after_pooling`.")
+        if self.norm_after_pooling and self.pooling not in ("token", "gap"):
+            raise ValueError(
+                f"norm_after_pooling=True needs pooling='gap' or 'token'. Received: pooling={self.pooling!r}"
+            )
+
     @property
     def prefix_tokens(self) -> int:
-        """Tokens that stand before the patch tokens: class token and registers."""
-        return int(bool(self.class_token)) + self.registers
+        """Tokens that stand before the patch tokens: class and distillation token, registers."""
+        return int(bool(self.class_token)) + int(bool(self.distillation)) + self.registers
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows of the position table that stand before its grid."""
+        return 1 + int(bool(self.distillation)) if self.class_position else 0
 
     @property
     def grid(self) -> tuple[int, int]:

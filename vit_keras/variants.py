@@ -13,8 +13,9 @@ import keras
 
 from vit_keras import catalog, checkpoints
 from vit_keras.layers import square_grid
-from vit_keras.spec import SIZES, Stem, Variant, ViTSpec
+from vit_keras.spec import READ_THE_CLASS_TOKEN, SIZES, Stem, Variant, ViTSpec
 
+SUFFIXES = (".npz", ".keras", ".safetensors", ".h5", ".pt", ".pth", ".bin")
 EMBEDDED = resources.files("vit_keras") / "assets"
 
 
@@ -66,9 +67,9 @@ Args:
     pretrained: whether `weights` are loaded. Default True.
     pretrained_top: whether they include the head; False leaves it new. Ignored without head or pretrained.
     weights: what `vit_keras.list_weights("{name}.*")` lists, with or without "{name}."; `"imagenet21k+imagenet2012"` or
-        `"imagenet21k"`; `"augreg/<file name>.npz"` for any AugReg file; an address; or the path of an `.npz` checkpoint
-        in the original layout. What is not on this machine is fetched into the cache. Position embeddings are
-        resized to the image size. Default `"{variant.weights}"`.
+        `"imagenet21k"`; `"augreg/<file name>.npz"` for any AugReg file; an address; or the path of a checkpoint in any
+        format that `vit_keras.from_checkpoint` reads. What is not on this machine is fetched into the cache. Position
+        embeddings are resized to the image size. Default `"{variant.weights}"`.
     source_grid, resize: of the weights' position table, as in `vit_keras.load_weights_from`.
     **options: further arguments of `vit_keras.vit.build_model`. What the weights decide (`representation_size`,
         `class_position`, `native_size`, `gelu`, `epsilon`) is taken from them unless given.
@@ -87,12 +88,12 @@ def variant_spec(variant_name: str, variant: Variant, **options: Any) -> ViTSpec
     """The spec of a published model, with changes."""
     size = SIZES[variant.size]
     stage = options.pop("stage", variant.stage)
-    grey_as_rgb = options.pop("grey_as_rgb", False)
+    stem_options = {"grey_as_rgb": options.pop("grey_as_rgb", False), **options.pop("stem_numerics", {})}
     stem = None
     if variant.stem_layers is None and stage is not None:
         raise ValueError(f"`stage` belongs to hybrids; {variant_name} has no ResNet stem. Received: stage={stage!r}")
     if variant.stem_layers is not None:
-        stem = Stem(merge_stages(variant.stem_layers, stage), grey_as_rgb=grey_as_rgb)
+        stem = Stem(merge_stages(variant.stem_layers, stage), **stem_options)
     options = {"image_size": variant.image_size, "stem": stem, "name": variant_name.replace("_", "-"), **options}
     return ViTSpec.of(**size._asdict(), patch_size=(variant.patch_size, variant.patch_size), **options)
 
@@ -118,7 +119,7 @@ def open_weights(variant_name: str, weights: Any) -> checkpoints.Checkpoint:
     """
     if not isinstance(weights, (str, os.PathLike)):
         raise ValueError(
-            f"`weights` must be a name or the path of an .npz checkpoint. Received: {type(weights).__name__}. "
+            f"`weights` must be a name or the path of a checkpoint. Received: {type(weights).__name__}. "
             "For arrays in memory, build with pretrained=False and call vit_keras.load_weights_from."
         )
     weights = os.fspath(weights)
@@ -140,7 +141,7 @@ def open_row(row: catalog.Row) -> checkpoints.Checkpoint:
     return dataclasses.replace(
         source,
         name=row.name,
-        numerics=checkpoints.Numerics(row.gelu, row.epsilon),
+        numerics=dataclasses.replace(source.numerics, gelu=row.gelu, epsilon=row.epsilon),
         resize=row.resize,
         source_grid=square_grid(source.facts.places) if published_so else None,
         labels=row.labels,
@@ -152,7 +153,7 @@ def is_path(variant_name: str, weights: str) -> bool:
     """Whether `weights` is meant as a path or an address: a name that the catalog knows wins over a file called so."""
     if catalog.knows(variant_name, weights):
         return False
-    return "://" in weights or os.sep in weights or weights.endswith((".npz", ".keras")) or os.path.exists(weights)
+    return "://" in weights or os.sep in weights or weights.endswith(SUFFIXES) or os.path.exists(weights)
 
 
 def has_pre_logits(variant_name: str, weights: Any) -> bool:
@@ -190,17 +191,32 @@ def fill_from(source: checkpoints.Checkpoint, options: dict) -> dict:
         "representation_size": facts.representation_size,
         "gelu": source.numerics.gelu,
         "epsilon": source.numerics.epsilon,
+        "stem_numerics": source.numerics.of_stem(),
+        **parts_of(facts),
     }
+    if not {"pooling", "class_token"} & options.keys():
+        known |= {"pooling": facts.pooling, "class_token": facts.class_token}
     if options["image_size"] is None:
         known["native_size"] = facts.native_size
     if takes_grey_as_rgb(facts, options):
         known["grey_as_rgb"] = True
     # Otherwise a model without class token or table would be refused for a row that nobody asked for.
-    has_class_token = options.get("class_token", options.get("pooling", "token") == "token")
+    has_class_token = options.get("class_token", options.get("pooling", facts.pooling) in READ_THE_CLASS_TOKEN)
     if facts.class_token and has_class_token and options.get("position", "learned_1d") == "learned_1d":
         known["class_position"] = facts.class_position
     given = {name: value for name, value in options.items() if value is not None or name not in known}
     return {**known, **given}
+
+
+def parts_of(facts: checkpoints.Facts) -> dict[str, Any]:
+    """Arguments of `vit_keras.vit.build_model` for parts that not every Vision Transformer has."""
+    return {
+        "distillation": facts.distillation,
+        "registers": facts.registers,
+        "layer_scale": 1e-5 if facts.layer_scale else None,
+        "qkv_bias": facts.qkv_bias,
+        "norm_after_pooling": facts.norm_after_pooling,
+    }
 
 
 def takes_grey_as_rgb(facts: checkpoints.Facts, options: dict) -> bool:

@@ -92,8 +92,14 @@ def build_model(
             it. Default 224.
         in_channels: channels of the images. Default 3.
         pooling: what the head reads: `"token"` (default) the class token, `"gap"` the mean of the patch tokens,
-            `"map"` attention pooling, None every token.
-        class_token: whether there is a class token. Default: exactly when pooling is `"token"`.
+            `"map"` attention pooling, `"token_gap"` class token and mean, concatenated, `"both"` class and
+            distillation token, None every token.
+        norm_after_pooling: whether the last LayerNorm stands behind the pooling, as in fine-tuned MAE, and not before
+            it. Default False.
+        class_token: whether there is a class token. Default: exactly when the pooling reads it.
+        distillation: whether there is a distillation token with a head of its own, as in DeiT: in training the outputs
+            are those of both heads, (B, 2, K), else their mean, (B, K); with `pooling="both"` always both. `"token"`
+            has the token without its head. Default False.
         class_position: whether the class token has a row in the position table (default, the original), or positions
             are added to the patches before it joins (False, big_vision).
         position: `"learned_1d"` (default), `"learned_2d"`, `"sincos_2d"`, `"relative"`, `"relative_bias"` or
@@ -154,9 +160,11 @@ def transformer(spec: ViTSpec, images: keras.KerasTensor, features: keras.KerasT
     for index in range(spec.depth):
         block = transformer_block(spec, index)
         tokens = block(tokens, patches=patches) if spec.position in RELATIVE_POSITIONS else block(tokens)
-    norm = keras.layers.LayerNormalization(epsilon=spec.epsilon, name="Transformer_encoder_norm", dtype=spec.dtype)
-    outputs = pool(spec, norm(tokens))  # (B, D)
-
+    name = "pooled_norm" if spec.norm_after_pooling else "Transformer_encoder_norm"
+    norm = keras.layers.LayerNormalization(epsilon=spec.epsilon, name=name, dtype=spec.dtype)
+    if spec.distillation is True:
+        return keras.Model(images, distilled_outputs(spec, norm(tokens)), name=spec.name)
+    outputs = norm(pool(spec, tokens)) if spec.norm_after_pooling else pool(spec, norm(tokens))  # (B, D)
     if spec.representation_size:
         pre_logits = keras.layers.Dense(
             spec.representation_size,
@@ -172,7 +180,7 @@ def transformer(spec: ViTSpec, images: keras.KerasTensor, features: keras.KerasT
 
 
 def add_prefix_and_positions(spec: ViTSpec, tokens: keras.KerasTensor, patches: keras.KerasTensor) -> keras.KerasTensor:
-    """Patch tokens (B, h * w, D) to the sequence (B, N, D): class token, positions, registers."""
+    """Patch tokens (B, h * w, D) to the sequence (B, N, D): class and distillation token, positions, registers."""
 
     def add_positions(tokens, prefix_tokens):
         add = layers.AddPositionEmbs(
@@ -189,10 +197,12 @@ def add_prefix_and_positions(spec: ViTSpec, tokens: keras.KerasTensor, patches: 
         tokens = add_positions(tokens, prefix_tokens=0)
     if spec.class_token:
         tokens = layers.ClassToken(name="class_token", dtype=spec.dtype)(tokens)
+    if spec.distillation:
+        tokens = layers.DistillationToken(name="distillation_token", dtype=spec.dtype)(tokens)
     if has_table and spec.class_position:
-        tokens = add_positions(tokens, prefix_tokens=1)
+        tokens = add_positions(tokens, prefix_tokens=spec.prefix_rows)
     if spec.registers:
-        index = int(bool(spec.class_token))
+        index = spec.prefix_tokens - spec.registers
         tokens = layers.RegisterTokens(spec.registers, index, name="registers", dtype=spec.dtype)(tokens)
     return tokens
 
@@ -227,21 +237,39 @@ def pool(spec: ViTSpec, tokens: keras.KerasTensor) -> keras.KerasTensor:
             spec.num_heads, spec.mlp_dim, spec.gelu, spec.epsilon, name="MAPHead_0", dtype=spec.dtype
         )
         return map_head(tokens)
-    name = "ExtractToken" if spec.pooling == "token" else "MeanTokens"
+    name = {"token": "ExtractToken", "gap": "MeanTokens", "token_gap": "ExtractTokenAndMean"}[spec.pooling]
     return layers.TokenPooling(spec.pooling, spec.prefix_tokens, name=name, dtype=spec.dtype)(tokens)
 
 
-def head(spec: ViTSpec) -> keras.layers.Dense:
-    """A new head: zero, so that training starts from the features as they are; its outputs are never 16-bit."""
-    policy = keras.dtype_policies.get(spec.dtype or keras.config.dtype_policy())
+def distilled_outputs(spec: ViTSpec, tokens: keras.KerasTensor) -> keras.KerasTensor:
+    """What class and distillation token say, (B, K), from the normed tokens; without heads, (B, D)."""
+    outputs = []
+    for pooling, pool_name, head_name in (
+        ("token", "ExtractToken", "head"),
+        ("distillation", "ExtractDistillationToken", "head_dist"),
+    ):
+        features = layers.TokenPooling(pooling, name=pool_name, dtype=spec.dtype)(tokens)
+        outputs.append(head(spec, head_name)(features) if spec.include_top else features)
+    dtype = head_dtype(spec) if spec.include_top else spec.dtype
+    return layers.DistilledOutputs(spec.pooling == "both", name="distilled_outputs", dtype=dtype)(*outputs)
+
+
+def head(spec: ViTSpec, name: str = "head") -> keras.layers.Dense:
+    """A new head: zero, so that training starts from the features as they are."""
     return keras.layers.Dense(
         spec.classes,
         activation=spec.activation,
         kernel_initializer="zeros",
         bias_initializer=keras.initializers.Constant(spec.head_bias),
-        name="head",
-        dtype="float32" if policy.compute_dtype in ("float16", "bfloat16") else policy,
+        name=name,
+        dtype=head_dtype(spec),
     )
+
+
+def head_dtype(spec: ViTSpec) -> Any:
+    """The dtype policy of heads: their outputs are never 16-bit."""
+    policy = keras.dtype_policies.get(spec.dtype or keras.config.dtype_policy())
+    return "float32" if policy.compute_dtype in ("float16", "bfloat16") else policy
 
 
 vit_mini = constructor("vit_mini", VARIANTS["vit_mini"], build)

@@ -65,8 +65,23 @@ EVERY_ARGUMENT = [
         },
         TOKENS,
     ),
-    (layers.Bottleneck, {"filters": 32, "strides": 2}, MAP),
-    (layers.StdConv2D, {"filters": 8, "kernel_size": 3, "strides": 2, "use_bias": True}, MAP),
+    (
+        layers.Bottleneck,
+        {"filters": 32, "strides": 2, "norm_epsilon": 1e-5, "std_epsilon": 1e-8, "std_epsilon_in_variance": True},
+        MAP,
+    ),
+    (
+        layers.StdConv2D,
+        {
+            "filters": 8,
+            "kernel_size": 3,
+            "strides": 2,
+            "use_bias": True,
+            "epsilon": 1e-8,
+            "epsilon_in_variance": True,
+        },
+        MAP,
+    ),
 ]
 IDS = [case[0].__name__ for case in EVERY_ARGUMENT]
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import GOLDEN, golden, golden_model, images, randomise, tiny, tiny_hybrid
 from vit_keras.checkpoints import CheckpointError, export_arrays, load_weights_from, open_checkpoint, save_npz
-from vit_keras.checkpoints.arrays import open_arrays, write_npz
+from vit_keras.checkpoints.arrays import write_npz
+from vit_keras.checkpoints.files import open_file
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
@@ -415,7 +416,7 @@ def test_pickled_arrays_are_never_unpickled(tmp_path):
 )
 def test_members_that_are_no_arrays(tmp_path, content, message):
     with pytest.raises(CheckpointError, match=message):
-        open_arrays(npz_with(tmp_path, "cls.npy", content))
+        open_file(npz_with(tmp_path, "cls.npy", content))
 
 
 def test_damage_inside_an_array_is_found_before_anything_changes(tmp_path):
@@ -466,7 +467,7 @@ def test_a_name_that_stands_twice(tmp_path):
         for value in (0.0, 1.0):
             archive.writestr("cls.npy", npy(np.full((1, 1, 64), value)))
     with pytest.raises(CheckpointError, match="holds cls more than once"):
-        open_arrays(tmp_path / "bad.npz")
+        open_file(tmp_path / "bad.npz")
 
 
 def test_fortran_order(arrays, tmp_path):
@@ -541,7 +542,7 @@ def test_member_shorter_than_it_declares(tmp_path):
         raw[place : place + 4] = declared
     path.write_bytes(raw)
     with pytest.raises(CheckpointError, match="'cls' cannot be read"):
-        open_arrays(path)["cls"].read()
+        open_file(path).entries["cls"].read()
 
 
 def test_one_key_under_two_member_names(tmp_path):
@@ -549,7 +550,7 @@ def test_one_key_under_two_member_names(tmp_path):
         for name in ("cls.npy", "cls"):
             archive.writestr(name, npy(np.ones((1, 1, 64), "float32")))
     with pytest.raises(CheckpointError, match="holds cls more than once"):
-        open_arrays(tmp_path / "bad.npz")
+        open_file(tmp_path / "bad.npz")
 
 
 def test_table_without_places(arrays):

@@ -37,41 +37,44 @@ class Entry:
         return Entry(shape, self.dtype, lambda: change(self.read()))
 
 
-def open_arrays(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Entry]:
-    """Open a checkpoint as lazy entries.
-
-    Args:
-        source: path of an `.npz` file, or a mapping from key to array.
-
-    Returns:
-        key → `Entry`.
+def from_mapping(arrays: Mapping[str, Any]) -> dict[str, Entry]:
+    """Entries of arrays that are in memory.
 
     Raises:
-        CheckpointError: the file is missing, empty, no archive, truncated, pickled, or holds arrays that are not
-            numbers.
+        CheckpointError: a key is no text, or an array holds no numbers.
     """
-    if isinstance(source, Mapping):
-        nameless = [key for key in source if not isinstance(key, str)]
-        if nameless:
-            raise CheckpointError(f"Expected a mapping from names to arrays. Received: the key {nameless[0]!r}")
-        arrays = {key: np.asarray(value) for key, value in source.items()}
-        return {key: _checked(key, Entry(a.shape, a.dtype, a.view)) for key, a in arrays.items()}
-    path = os.fspath(source)
-    if not os.path.isfile(path):
-        what = "this is a folder" if os.path.isdir(path) else "there is no such file"
-        raise CheckpointError(f"{path}: {what}. Expected the path of an .npz checkpoint.")
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{path}: {what_it_is(path)}. Expected an .npz archive of NumPy arrays.") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: the file cannot be read ({error}).") from error
+    nameless = [key for key in arrays if not isinstance(key, str)]
+    if nameless:
+        raise CheckpointError(f"Expected a mapping from names to arrays. Received: the key {nameless[0]!r}")
+    values = {key: np.asarray(value) for key, value in arrays.items()}
+    return {key: checked(key, Entry(a.shape, a.dtype, a.view)) for key, a in values.items()}
+
+
+def zip_entries(path: str, archive: zipfile.ZipFile) -> dict[str, Entry]:
+    """Lazy entries of an `.npz` archive.
+
+    Raises:
+        CheckpointError: a member is no array of numbers, stands twice, or is not of the size it declares.
+    """
     members = [info for info in archive.infolist() if not info.is_dir()]
     keys = [info.filename.removesuffix(".npy") for info in members]
     twice = [key for key, count in collections.Counter(keys).items() if count > 1]
     if twice:
         raise CheckpointError(f"{path}: the archive holds {', '.join(twice)} more than once.")
+    _refuse_bombs(path, members)
     return {key: _npz_entry(path, archive, info) for key, info in zip(keys, members)}
+
+
+_MOST_INFLATION = 100  # weights shrink by a tenth or two; a head of zeros, by a thousand, is a small part of a file
+_SMALL = 64 * 2**20  # bytes that may be anything
+
+
+def _refuse_bombs(path: str, members: list[zipfile.ZipInfo]) -> None:
+    inflated, stored = (sum(getattr(info, size) for info in members) for size in ("file_size", "compress_size"))
+    if inflated > max(_SMALL, _MOST_INFLATION * stored):
+        raise CheckpointError(
+            f"{path}: the archive would grow from {stored:,} to {inflated:,} bytes, as no weights do; it is refused."
+        )
 
 
 def what_it_is(path: str) -> str:
@@ -91,7 +94,7 @@ def what_it_is(path: str) -> str:
 
 def _npz_entry(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     key = info.filename.removesuffix(".npy")
-    with _npy_errors(path, key), archive.open(info) as member:
+    with read_errors(path, key), archive.open(info) as member:
         shape, fortran, dtype = _npy_header(member)
         size = member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if dtype.hasobject:
@@ -100,12 +103,12 @@ def _npz_entry(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> En
         raise CheckpointError(f"{path}: {key!r} should have {size} bytes by its header. Received: {info.file_size}")
 
     def read():
-        with _npy_errors(path, key), archive.open(info) as member:
+        with read_errors(path, key), archive.open(info) as member:
             _npy_header(member)
             array = np.frombuffer(bytearray(member.read()), dtype)
             return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
-    return _checked(key, Entry(shape, dtype, read), path)
+    return checked(key, Entry(shape, dtype, read), path)
 
 
 def _npy_header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -118,7 +121,8 @@ def _npy_header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 @contextlib.contextmanager
-def _npy_errors(path: str, key: str) -> Iterator[None]:
+def read_errors(path: str, key: str) -> Iterator[None]:
+    """Whatever goes wrong while an array is read is said as a `CheckpointError` that names it."""
     try:
         yield
     except CheckpointError:
@@ -128,7 +132,7 @@ def _npy_errors(path: str, key: str) -> Iterator[None]:
         raise CheckpointError(f"{path}: the array {key!r} cannot be read ({error}).") from error
 
 
-def _checked(key: str, entry: Entry, path: str = "the checkpoint") -> Entry:
+def checked(key: str, entry: Entry, path: str = "the checkpoint") -> Entry:
     """Only numbers; bfloat16, which NumPy files hold as two-byte void, becomes float32."""
     if entry.dtype == np.dtype("V2"):
         wide = entry.read
@@ -142,16 +146,23 @@ def _from_bfloat16(array: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def write_npz(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held before."""
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[str]:
+    """A temporary name beside `path`, which takes its place at the end, or is removed when the writing fails."""
     path = os.path.abspath(os.fspath(path))
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{uuid.uuid4().hex}.tmp.{name}")  # with the suffix, which Keras goes by
     try:
-        with zipfile.ZipFile(temporary, "x", allowZip64=True) as archive:
-            for key in sorted(arrays):
-                with archive.open(key + ".npy", "w", force_zip64=True) as member:
-                    npy.write_array(member, np.asanyarray(arrays[key]), allow_pickle=False)
+        yield temporary
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def write_npz(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held before."""
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "x", allowZip64=True) as archive:
+        for key in sorted(arrays):
+            with archive.open(key + ".npy", "w", force_zip64=True) as member:
+                npy.write_array(member, np.asanyarray(arrays[key]), allow_pickle=False)

@@ -10,16 +10,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from vit_keras.checkpoints import eras, rules
-from vit_keras.checkpoints.arrays import CheckpointError, Entry, write_npz
+from vit_keras.checkpoints import rules
+from vit_keras.checkpoints.arrays import CheckpointError, Entry
 from vit_keras.checkpoints.facts import describe
-from vit_keras.checkpoints.maps import jax
-from vit_keras.checkpoints.source import Checkpoint, Numerics, open_checkpoint
+from vit_keras.checkpoints.model import facts_of_model, numerics_by_layer
+from vit_keras.checkpoints.source import Checkpoint, open_checkpoint
 from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
 from vit_keras.checks import as_choice, as_pair
-from vit_keras.layers import AddPositionEmbs, AttentionPooling, Bottleneck, GridTables, Patches, TransformerBlock
-from vit_keras.records import Resize, Weights
-from vit_keras.spec import Stem
+from vit_keras.layers import AddPositionEmbs, GridTables, Patches
+from vit_keras.records import Numerics, Resize, Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +32,7 @@ class LoadReport:
         kept: paths of variables that keep their initial values.
         source_grid, grid: of the position table in the file and in the model, (height, width); None without a table.
         channels: input channels of the file's stem and of the model's.
+        patch_size: (height, width) of the file's patches and of the model's.
     """
 
     source: str
@@ -40,15 +40,23 @@ class LoadReport:
     dropped: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     channels: tuple[int, int] = (3, 3)
+    patch_size: tuple[tuple[int, int], tuple[int, int]] = ((16, 16), (16, 16))
     source_grid: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
 
-    def __str__(self):
-        lines = [f"{self.source}: {len(self.loaded)} arrays loaded"]
+    def changes(self) -> list[str]:
+        """What was done to arrays that did not fit as they are, one sentence each."""
+        lines = []
         if self.source_grid != self.grid:
             lines.append(f"position embeddings resized from {self.source_grid} to {self.grid}")
+        if self.patch_size[0] != self.patch_size[1]:
+            lines.append(f"the patch embedding resized from {self.patch_size[0]} to {self.patch_size[1]} pixels")
         if self.channels[0] != self.channels[1]:
             lines.append(f"the first kernel adapted from {self.channels[0]} to {self.channels[1]} input channels")
+        return lines
+
+    def __str__(self):
+        lines = [f"{self.source}: {len(self.loaded)} arrays loaded", *self.changes()]
         if self.dropped:
             lines.append("left out: " + ", ".join(self.dropped))
         if self.kept:
@@ -65,8 +73,10 @@ def load_weights_from(
     source_grid: Any = None,
     numerics: str = "match",
     rollback: bool = True,
+    format: str | None = None,
+    resize_patch: bool = False,
 ) -> LoadReport:
-    """Load a checkpoint in the original JAX layout, of any era, into a model.
+    """Load a checkpoint of any known format and era into a model.
 
     Everything is checked before the first variable changes: each array is claimed once, each variable filled once,
     shapes agree, values are finite. A failed load leaves the model as it was.
@@ -77,16 +87,19 @@ def load_weights_from(
 
     Args:
         model: a model with one Vision Transformer of this library in it, alone or nested.
-        source: path of an `.npz` file, or a mapping from key to array.
+        source: path of a file, of a folder with weights and `config.json`, or a mapping from key to array.
         top: False never loads the head; `"if_fits"` (default) loads it when shapes agree and else keeps the initial
             one with a warning; True insists.
-        resize: rule for position tables of another grid. None (default) takes the format's own, `"align_corners"`;
-            others: `"bicubic"`, `"antialiased_bicubic"`, or a `vit_keras.records.Resize`.
+        resize: rule for position tables of another grid. None (default) takes the format's own; others:
+            `"align_corners"`, `"bicubic"`, `"antialiased_bicubic"`, or a `vit_keras.records.Resize`.
         source_grid: (height, width) of the stored position table. None (default): the square if its rows form one,
             else the model's own grid if the counts agree.
         numerics: `"match"` (default) refuses a model whose GELU or epsilon is not the source's; `"keep"` loads.
         rollback: whether old values are kept until the end, so that a file that fails while it is read changes nothing
             (default). False saves that memory, for a model that is thrown away then.
+        format: `"original"`, `"timm"`, `"huggingface"` … None (default) recognises it by the keys.
+        resize_patch: whether an embedding of another patch size is resized (FlexiViT's pseudo-inverse) instead of
+            being refused. Default False.
 
     Returns:
         A `LoadReport`.
@@ -101,18 +114,19 @@ def load_weights_from(
     as_choice(top if isinstance(top, (bool, np.bool_, str)) else repr(top), "top", (True, False, "if_fits"))
     top = top if isinstance(top, str) else bool(top)
     as_choice(numerics, "numerics", ("match", "keep"))
-    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, format, source_grid)
     backbone = rules.find_backbone(model)
     context = Context(
         checkpoint.resize if resize is None else Resize.of(resize),
-        checkpoint.prefix_rows,
+        checkpoint.facts.prefix_rows,
         checkpoint.source_grid if source_grid is None else as_pair(source_grid, "source_grid"),
+        resize_patch,
     )
     try:
         if numerics == "match":
             _check_numerics(backbone, checkpoint.numerics)
-        entries, targets = _select_top(checkpoint.entries, rules.collect_targets(backbone), top)
-        assignments = rules.match(jax.RULES, entries, targets, context)
+        entries, targets = _select_top(checkpoint, rules.collect_targets(backbone), top)
+        assignments = rules.match(checkpoint.format.rules, entries, targets, context)
         _check_values(assignments, context, checkpoint.name)
         # Before the first change: where warnings are errors, this too can end the load.
         report = _report(checkpoint, backbone, assignments, context)
@@ -123,55 +137,29 @@ def load_weights_from(
     return report
 
 
-def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.ndarray]:
-    """The weights of a model as arrays in the original JAX layout.
-
-    Args:
-        model: a model with one Vision Transformer of this library in it.
-        naming: `"released"` (default), the names and shapes of the published files, or `"current"`, those the
-            original code writes today. A table without a row for a class token that is there, or beside attention
-            pooling, takes big_vision's place, `pos_embedding`.
-
-    Returns:
-        key → array, of the variables' dtype.
-
-    Raises:
-        CheckpointError: the model has parts that the layout has no names for.
-    """
-    as_choice(naming, "naming", ("released", "current"))
-    targets = rules.collect_targets(rules.find_backbone(model))
-    arrays = rules.export(jax.RULES, targets)
-    table = targets.get("Transformer_posembed_input/pos_embedding")
-    has_rows = table is None or table.layer.prefix_tokens
-    if not has_rows and ("class_token/cls" in targets or "MAPHead_0/probe" in targets):
-        arrays = eras.raise_positions(arrays)
-    return eras.to_released(arrays) if naming == "released" else arrays
-
-
-def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "released") -> None:
-    """Write a model's weights as an `.npz` checkpoint in the original JAX layout; see `export_arrays`."""
-    write_npz(path, export_arrays(model, naming))
-
-
 def _check_numerics(backbone: keras.Model, numerics: Numerics) -> None:
-    for layer in backbone.layers:
-        if not isinstance(layer, (TransformerBlock, AttentionPooling, keras.layers.LayerNormalization)):
-            continue
-        gelu = getattr(layer, "gelu", numerics.gelu)  # a norm has none
-        if gelu != numerics.gelu or not math.isclose(layer.epsilon, numerics.epsilon, rel_tol=1e-6):
-            raise CheckpointError(
-                f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model's "
-                f"{layer.name} has gelu={gelu!r} and epsilon={layer.epsilon}: build it with theirs, or pass "
-                "numerics='keep' to load_weights_from"
-            )
+    ours = numerics_by_layer(backbone)
+    for name, theirs in dataclasses.asdict(numerics).items():
+        for layer, value in ours.get(name, ()):
+            if value != theirs if isinstance(theirs, (str, bool)) else not math.isclose(value, theirs, rel_tol=1e-6):
+                raise CheckpointError(
+                    f"the weights were trained with gelu={numerics.gelu!r} and epsilon={numerics.epsilon}, the model's "
+                    f"{layer} has {name}={value!r} where they have {theirs!r}: build it with theirs, or pass "
+                    "numerics='keep' to load_weights_from"
+                )
+
+
+HEADS = ("head/", "head_dist/")
+OURS = {"head", "head_dist", "pre_logits", "Transformer_encoder_norm", "pooled_norm", "gn_root"}
 
 
 def _select_top(
-    entries: Mapping[str, Entry], targets: Mapping[str, Target], top: bool | str
+    checkpoint: Checkpoint, targets: Mapping[str, Target], top: bool | str
 ) -> tuple[dict[str, Entry], dict[str, Target]]:
     """Without what stays out: a head that is not loaded, and the `pre_logits` that only the file has with it."""
-    file_head = {key: entry.shape for key, entry in entries.items() if key.startswith("head/")}
-    model_head = {path: target.shape for path, target in targets.items() if path.startswith("head/")}
+    fills = {key: rules.shapes_of(checkpoint.format.rules, {key: entry}) for key, entry in checkpoint.entries.items()}
+    file_head = {path: shape for shapes in fills.values() for path, shape in shapes.items() if path.startswith(HEADS)}
+    model_head = {path: target.shape for path, target in targets.items() if path.startswith(HEADS)}
     load = top is True or (top == "if_fits" and bool(model_head) and file_head == model_head)
     if top == "if_fits" and not load and model_head:
         warnings.warn(
@@ -180,19 +168,18 @@ def _select_top(
             stacklevel=3,
         )
     if load:
-        return dict(entries), dict(targets)
+        return dict(checkpoint.entries), dict(targets)
     skip_pre_logits = not any(path.startswith("pre_logits/") for path in targets)
-    skipped = ("head/", "pre_logits/") if skip_pre_logits else ("head/",)
+    skipped = (*HEADS, "pre_logits/") if skip_pre_logits else HEADS
     return (
-        {key: entry for key, entry in entries.items() if not key.startswith(skipped)},
-        {path: target for path, target in targets.items() if not path.startswith("head/") and not _is_users(target)},
+        {key: entry for key, entry in checkpoint.entries.items() if not any(p.startswith(skipped) for p in fills[key])},
+        {path: target for path, target in targets.items() if not path.startswith(HEADS) and not _is_users(target)},
     )
 
 
 def _is_users(target: Target) -> bool:
     """Whether a variable belongs to what a user put on top in place of the head."""
-    ours = type(target.layer).__module__.startswith("vit_keras.")
-    return not ours and not rules.has_name(jax.RULES, target.path)
+    return not type(target.layer).__module__.startswith("vit_keras.") and target.layer.name not in OURS
 
 
 def _check_values(assignments: list[rules.Assignment], context: Context, name: str) -> None:
@@ -204,7 +191,7 @@ def _check_values(assignments: list[rules.Assignment], context: Context, name: s
         except CheckpointError as error:
             problems.append(f" ~ {error}")
             continue
-        if assignment.key == "head/kernel" and not value.any():
+        if assignment.target.path == "head/kernel" and not value.any():
             warnings.warn(
                 f"{name}: the head is all zeros, as in the released imagenet21k files: every class gets the same "
                 "logit. Use these weights for fine-tuning only.",
@@ -218,7 +205,8 @@ def _explain(error: CheckpointError, checkpoint: Checkpoint, backbone: keras.Mod
     """The error under a heading that names both architectures when they differ."""
     facts = checkpoint.facts
     theirs = describe(facts.width, facts.depth, facts.patch_size, facts.stem)
-    ours = _describe_model(backbone)
+    model = facts_of_model(backbone)
+    ours = describe(model.width, model.depth, model.patch_size, model.stem)
     lines = [f"{checkpoint.name} does not fit model {backbone.name!r}; nothing was loaded."]
     if theirs != ours:
         name = theirs.rpartition(": ")[2]
@@ -227,17 +215,6 @@ def _explain(error: CheckpointError, checkpoint: Checkpoint, backbone: keras.Mod
     if facts.map_head or not facts.class_token:
         lines.append(f"The file's head belongs to pooling={facts.pooling!r}.")
     return "\n".join([*lines, str(error)])
-
-
-def _describe_model(backbone: keras.Model) -> str:
-    embedding = next(layer for layer in backbone.layers if isinstance(layer, Patches))
-    depth = sum(isinstance(layer, TransformerBlock) for layer in backbone.layers)
-    root = next((layer for layer in backbone.layers if layer.name == "conv_root"), None)
-    stem = None
-    if root is not None:
-        units = [layer.name.partition("_")[0] for layer in backbone.layers if isinstance(layer, Bottleneck)]
-        stem = Stem(tuple(units.count(block) for block in dict.fromkeys(units)), root.filters / 64)
-    return describe(embedding.width, depth, embedding.patch_size, stem)
 
 
 def _report(
@@ -263,12 +240,13 @@ def _report(
         source_grid=source_grid,
         grid=grid,
         channels=(checkpoint.facts.in_channels, _in_channels(assignments)),
+        patch_size=(checkpoint.facts.patch_size, backbone.get_layer("embedding").patch_size),
     )
 
 
 def _in_channels(assignments: list[rules.Assignment]) -> int:
     """Channels of the images that a model's first kernel takes."""
-    kernels = {assignment.key: assignment.target for assignment in assignments}
+    kernels = {assignment.target.path: assignment.target for assignment in assignments}
     return kernels.get("conv_root/kernel", kernels["embedding/kernel"]).shape[2]
 
 
@@ -281,7 +259,7 @@ def _keep_record(backbone: keras.Model, checkpoint: Checkpoint, report: LoadRepo
         if isinstance(layer, Patches):
             layer.record = Weights(
                 source=checkpoint.name,
-                format=jax.NAME,
+                format=checkpoint.format.name,
                 gelu=checkpoint.numerics.gelu,
                 epsilon=checkpoint.numerics.epsilon,
                 resize=resize,

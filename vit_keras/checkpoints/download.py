@@ -16,8 +16,9 @@ import requests
 import urllib3.exceptions
 
 from vit_keras.checkpoints import http
-from vit_keras.checkpoints.arrays import CheckpointError, open_arrays
+from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.cache import PARTIAL, CacheEntry, digest
+from vit_keras.checkpoints.files import open_file
 from vit_keras.progress import BYTES, progress_bar
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two pieces of an answer
@@ -52,7 +53,7 @@ def check_npz(path: Path) -> None:
     Raises:
         CheckpointError: the file is something else, or damaged.
     """
-    open_arrays(path)
+    open_file(path)
     with zipfile.ZipFile(path) as archive:
         broken = archive.testzip()
     if broken:

@@ -104,17 +104,6 @@ def _is_wide_group_norm(key: str, entry: Entry) -> bool:
     return bool(_GROUP_NORM.fullmatch(key)) and len(entry.shape) == 4 and entry.shape[:3] == (1, 1, 1)
 
 
-def lower_positions(entries: Entries) -> tuple[Entries, int]:
-    """big_vision moved the position table out of the encoder to the top level, and adds it before the class token
-    joins, so it has no row for that token. Returns the entries, and the number of rows before the grid.
-    """
-    if TOP_LEVEL_POSITIONS_KEY not in entries:
-        return entries, int("cls" in entries)
-    if POSITIONS_KEY in entries:
-        raise CheckpointError(f"The file holds two position tables: {TOP_LEVEL_POSITIONS_KEY!r}, {POSITIONS_KEY!r}.")
-    return {POSITIONS_KEY if key == TOP_LEVEL_POSITIONS_KEY else key: entry for key, entry in entries.items()}, 0
-
-
 def to_released(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Current names and shapes to those of the released files."""
     return {

@@ -1,64 +1,93 @@
-"""What a checkpoint is, told by its keys and shapes alone."""
+"""What a checkpoint is, told by the variables it fills and their shapes alone."""
 
 import dataclasses
 import re
 from collections.abc import Mapping
 
-from vit_keras.checkpoints.arrays import CheckpointError, Entry
-from vit_keras.checkpoints.eras import POSITIONS_KEY
+from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.layers import square_grid
-from vit_keras.spec import Stem, size_letter
+from vit_keras.records import Numerics
+from vit_keras.spec import SIZES, Stem, size_letter
 
-_BLOCK = re.compile(r"Transformer/encoderblock_(\d{1,4})/.+")
-_UNIT = re.compile(r"block(\d{1,4})/unit(\d{1,4})/.+")
+POSITIONS = "Transformer_posembed_input/pos_embedding"
+ATTENTION = "MultiHeadDotProductAttention_0"
+_BLOCK = re.compile(r"Transformer_encoderblock_(\d{1,4})/.+")
+_UNIT = re.compile(r"block(\d{1,4})_unit(\d{1,4})/.+")
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The architecture that a checkpoint in the original layout was saved from.
+    """The architecture that a checkpoint was saved from.
 
     Args:
-        width, depth, num_heads, mlp_dim: of the Transformer.
+        width, depth, mlp_dim: of the Transformer.
+        num_heads: of the Transformer, or None where shapes do not tell it.
         patch_size: (height, width), in pixels of the image or of the stem's map.
         in_channels: of the images.
         stem: ResNet stem of a hybrid, or None.
         class_token: whether there is one.
-        class_position: whether the class token has a row in the position table.
-        map_head: whether the head is attention pooling.
-        places: rows of the position table without prefix rows.
+        distillation: True with a distillation token and its head, `"token"` with the token alone, or False.
+        registers: number of register tokens.
+        prefix_rows: rows of the position table that stand before its grid.
+        places: the other rows of the position table; 0 without one.
+        grid: (height, width) in patches on which these lie, or None when it is not known.
+        pooling: what the head reads; a class token is taken to be read.
+        norm_after_pooling: whether the last norm stands behind the pooling.
+        layer_scale, qkv_bias: whether the blocks have them.
         representation_size: width of `pre_logits`, or None.
         classes: of the head, or None without a head.
     """
 
     width: int
     depth: int
-    num_heads: int
+    num_heads: int | None
     mlp_dim: int
     patch_size: tuple[int, int]
     in_channels: int
     stem: Stem | None
     class_token: bool
-    class_position: bool
-    map_head: bool
+    distillation: bool | str
+    registers: int
+    prefix_rows: int
     places: int
+    grid: tuple[int, int] | None
+    pooling: str | None
+    norm_after_pooling: bool
+    layer_scale: bool
+    qkv_bias: bool
     representation_size: int | None
     classes: int | None
 
     @property
-    def pooling(self) -> str:
-        """The pooling that these parameters belong to; a class token is taken to be read."""
-        return "map" if self.map_head else "token" if self.class_token else "gap"
+    def class_position(self) -> bool:
+        """Whether the class token has a row in the position table."""
+        return self.prefix_rows > 0
+
+    @property
+    def map_head(self) -> bool:
+        """Whether the head is attention pooling."""
+        return self.pooling == "map"
 
     @property
     def native_size(self) -> tuple[int, int] | None:
-        """Image size (height, width) of a square position table, or None when it is not square."""
-        grid = square_grid(self.places)
-        return grid and self.image_size_of(grid)
+        """Image size (height, width) whose patches lie on the grid of the position table, or None."""
+        return self.grid and self.image_size_of(self.grid)
 
     def image_size_of(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Image size (height, width) whose patches lie on `grid`."""
         stride = self.stem.stride if self.stem else 1
         return grid[0] * self.patch_size[0] * stride, grid[1] * self.patch_size[1] * stride
+
+    @property
+    def published_heads(self) -> int | None:
+        """Number of heads of the published Transformer of this width, depth and MLP, or None if there is none."""
+        sizes = SIZES.values()
+        same = (
+            size for size in sizes if (size.width, size.depth, size.mlp_dim) == (self.width, self.depth, self.mlp_dim)
+        )
+        return next((size.num_heads for size in same), None)
 
 
 def describe(width: int, depth: int, patch_size: tuple[int, int], stem: Stem | None = None) -> str:
@@ -78,55 +107,82 @@ def describe(width: int, depth: int, patch_size: tuple[int, int], stem: Stem | N
     return f"{text}: R{3 * sum(stem.layers) + 2}+{letter}/{stem.stride * patch_size[0]}"
 
 
-def facts_of(entries: Mapping[str, Entry], prefix_rows: int) -> Facts:
-    """Read the facts off entries in today's names.
+def facts_of(
+    shapes: Shapes,
+    prefix_rows: int,
+    num_heads: int | None,
+    numerics: Numerics,
+    grid: tuple[int, int] | None = None,
+) -> Facts | None:
+    """Read the facts off the shapes of the variables that a checkpoint fills; None if they make no Vision Transformer.
 
-    Raises:
-        CheckpointError: these are not the keys of a Vision Transformer in the original layout.
+    Args:
+        shapes: path of a variable → shape in the model's layout.
+        prefix_rows: rows of the position table before its grid.
+        num_heads: of the blocks, when it is known.
+        numerics: of the weights; a hybrid's stem has some of its own.
+        grid: of the position table, if it is known. Default: the square that fits.
     """
-    blocks = {int(found[1]) for found in map(_BLOCK.fullmatch, entries) if found}
-    embedding = _shape(entries, "embedding/kernel", 4)
-    query = _shape(entries, "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel", 3)
-    mlp = _shape(entries, "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", 2)
+    blocks = {int(found[1]) for found in map(_BLOCK.fullmatch, shapes) if found}
+    embedding = _shape(shapes, "embedding/kernel", 4)
+    query = _shape(shapes, f"Transformer_encoderblock_0/{ATTENTION}/query/kernel", 2)
+    mlp = _shape(shapes, "Transformer_encoderblock_0/MlpBlock_0/Dense_0/kernel", 2)
     if not (blocks and embedding and query and mlp):
-        raise CheckpointError(f"Not a Vision Transformer in the original JAX layout: {_looks_like(entries)}.")
-    positions = _shape(entries, POSITIONS_KEY, 3)
-    head, pre_logits = _shape(entries, "head/kernel", 2), _shape(entries, "pre_logits/kernel", 2)
-    root = _shape(entries, "conv_root/kernel", 4)
+        return None
+    positions = _shape(shapes, POSITIONS, 3)
+    head, pre_logits = _shape(shapes, "head/kernel", 2), _shape(shapes, "pre_logits/kernel", 2)
+    root = _shape(shapes, "conv_root/kernel", 4)
+    registers = _shape(shapes, "registers/registers", 3)
+    places = positions[1] - prefix_rows if positions else 0
     return Facts(
         width=embedding[3],
         depth=len(blocks),
-        num_heads=query[1],
+        num_heads=num_heads,
         mlp_dim=mlp[1],
         patch_size=(embedding[0], embedding[1]),
         in_channels=root[2] if root else embedding[2],
-        stem=_stem(entries, root[3]) if root else None,
-        class_token="cls" in entries,
-        class_position="cls" in entries and prefix_rows > 0,
-        map_head="MAPHead_0/probe" in entries,
-        places=positions[1] - prefix_rows if positions else 0,
+        stem=_stem(shapes, root[3], numerics) if root else None,
+        class_token="class_token/cls" in shapes,
+        distillation=_distillation(shapes),
+        registers=registers[1] if registers else 0,
+        prefix_rows=prefix_rows if positions else 0,
+        places=places,
+        grid=grid or square_grid(places),
+        pooling=_pooling(shapes, embedding[3], head, pre_logits),
+        norm_after_pooling="pooled_norm/gamma" in shapes,
+        layer_scale="Transformer_encoderblock_0/LayerScale_0/gamma" in shapes,
+        qkv_bias=f"Transformer_encoderblock_0/{ATTENTION}/query/bias" in shapes,
         representation_size=pre_logits[1] if pre_logits else None,
         classes=head[1] if head else None,
     )
 
 
-def _shape(entries: Mapping[str, Entry], key: str, ndim: int) -> tuple[int, ...] | None:
-    shape = entries[key].shape if key in entries else ()
+def _distillation(shapes: Shapes) -> bool | str:
+    if "distillation_token/dist" not in shapes:
+        return False
+    one_head = {"head/kernel", "pre_logits/kernel"} & shapes.keys() and "head_dist/kernel" not in shapes
+    return "token" if one_head else True
+
+
+def _pooling(shapes: Shapes, width: int, head: tuple[int, ...] | None, pre_logits: tuple[int, ...] | None) -> str:
+    reads = (pre_logits or head or (width,))[0]
+    if "MAPHead_0/probe" in shapes:
+        return "map"
+    if "class_token/cls" not in shapes or "pooled_norm/gamma" in shapes:
+        return "gap"
+    return "token_gap" if reads == 2 * width else "token"
+
+
+def _shape(shapes: Shapes, path: str, ndim: int) -> tuple[int, ...] | None:
+    shape = shapes.get(path, ())
     return tuple(shape) if len(shape) == ndim else None
 
 
-def _stem(entries: Mapping[str, Entry], root_width: int) -> Stem:
-    units = {(int(found[1]), int(found[2])) for found in map(_UNIT.fullmatch, entries) if found}
+def _stem(shapes: Shapes, root_width: int, numerics: Numerics) -> Stem:
+    units = {(int(found[1]), int(found[2])) for found in map(_UNIT.fullmatch, shapes) if found}
     stages = sorted({block for block, _ in units})
     layers = tuple(sum(block == stage for block, _ in units) for stage in stages)
-    return Stem(layers, root_width / 64)
-
-
-def _looks_like(entries: Mapping[str, Entry]) -> str:
-    if not entries:
-        return "it holds no arrays"
-    if any(key.startswith("MixerBlock_") for key in entries):
-        return "these are the keys of an MLP-Mixer"
-    if any(key.startswith(("blocks.", "vit.", "model.")) for key in entries):
-        return "these are the keys of a PyTorch model"
-    return f"its first keys are {', '.join(sorted(entries)[:4])}"
+    try:
+        return Stem(layers, root_width / 64, **numerics.of_stem())
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None

@@ -1,5 +1,6 @@
 """The one engine: a format is a table of rules, and a load or an export is that table read in one direction."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -18,9 +19,9 @@ class Rule:
     """One row of a format's table.
 
     Args:
-        source: key in the file; `{i}` and other names in braces stand for numbers.
+        source: key in the file; `{i}` and other names in braces stand for numbers, `{i+1}` for one more.
         target: path of the Keras variable, with the same names.
-        transform: between the two.
+        transform: between the two. Rules with one source and several targets take its parts.
     """
 
     source: str
@@ -83,7 +84,7 @@ def collect_targets(backbone: keras.Model) -> dict[str, Target]:
 def match(
     rules: Iterable[Rule], entries: Mapping[str, Entry], targets: Mapping[str, Target], context: Context
 ) -> list[Assignment]:
-    """Pair every array with the variable it fills.
+    """Pair every array with the variable, or the variables, that it fills.
 
     Raises:
         CheckpointError: its message has one line for each variable that is never filled (-), array that is never
@@ -91,26 +92,38 @@ def match(
     """
     rules = tuple(rules)
     assignments: dict[str, Assignment] = {}
-    problems = []
+    problems = set()
     for key, entry in entries.items():
-        rule, path = _translate(rules, "source", "target", key)
-        target = targets.get(path)
-        if rule is None or target is None or path in assignments:
-            problems.append(f" + {key} {entry.shape}: never claimed")
+        found = translate(rules, "source", key)
+        if not found or any(path not in targets or path in assignments for _, path in found):
+            problems.add(f" + {key} {entry.shape}: never claimed")
             continue
-        assignments[path] = Assignment(key, entry, target, rule.transform)
-        problem = rule.transform.problem(entry.shape, target, context)
-        if problem:
-            problems.append(f" ~ {key}: wrong shape, {problem}")
+        for rule, path in found:
+            assignments[path] = Assignment(key, entry, targets[path], rule.transform)
+            problem = rule.transform.problem(entry.shape, targets[path], context)
+            if problem:
+                problems.add(f" ~ {key}: wrong shape, {problem}")
     for path in targets.keys() - assignments.keys():
-        rule, key = _translate(rules, "target", "source", path)
-        needs = (
-            f"needs {key} {rule.transform.source_shape(targets[path])}" if rule else "this format has no name for it"
-        )
-        problems.append(f" - {path}: never filled, {needs}")
+        found = translate(rules, "target", path)
+        needs = "this format has no name for it"
+        if found:
+            rule, key = found[0]
+            needs = f"needs {key} {rule.transform.source_shape(targets[path])}"
+        problems.add(f" - {path}: never filled, {needs}")
     if problems:
         raise CheckpointError("\n".join(sorted(problems, key=_natural)))
     return list(assignments.values())
+
+
+def shapes_of(rules: Iterable[Rule], entries: Mapping[str, Entry]) -> dict[str, tuple[int, ...]]:
+    """Shapes, as a model has them, of the variables that entries fill; those that fit no rule are left out."""
+    rules = tuple(rules)
+    shapes = {}
+    for key, entry in entries.items():
+        for rule, path in translate(rules, "source", key):
+            with contextlib.suppress(CheckpointError):
+                shapes[path] = rule.transform.shape(entry.shape)
+    return shapes
 
 
 def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, np.ndarray]:
@@ -120,16 +133,21 @@ def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, np
         CheckpointError: the format has no name for some variables; all of them are listed.
     """
     rules = tuple(rules)
-    arrays, nameless = {}, []
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    problems = []
     for path, target in targets.items():
-        rule, key = _translate(rules, "target", "source", path)
-        if rule is None:
-            nameless.append(f" - {path} {target.shape}")
-        else:
-            arrays[key] = rule.transform.export(to_numpy(target.variable), target)
-    if nameless:
-        raise CheckpointError("This format has no name for\n" + "\n".join(sorted(nameless, key=_natural)))
-    return arrays
+        found = translate(rules, "target", path)
+        if not found:
+            problems.append(f" - {path} {target.shape}")
+            continue
+        rule, key = found[0]
+        parts.setdefault(key, {})[rule.transform.part[0]] = rule.transform.back(to_numpy(target.variable), target)
+    if problems:
+        raise CheckpointError("This format has no name for\n" + "\n".join(sorted(problems, key=_natural)))
+    return {
+        key: np.concatenate([arrays[index] for index in sorted(arrays)]) if len(arrays) > 1 else arrays.popitem()[1]
+        for key, arrays in parts.items()
+    }
 
 
 def apply(assignments: list[Assignment], context: Context, rollback: bool) -> None:
@@ -153,24 +171,41 @@ def apply(assignments: list[Assignment], context: Context, rollback: bool) -> No
         raise CheckpointError(f" ~ the file changed or failed while it was read ({error})") from error
 
 
-def has_name(rules: Iterable[Rule], path: str) -> bool:
-    """Whether a format has a name for the variable at `path`."""
-    return _translate(tuple(rules), "target", "source", path)[0] is not None
-
-
-def _translate(rules: tuple[Rule, ...], side: str, other: str, name: str) -> tuple[Rule | None, str]:
-    """The rule whose `side` matches `name`, and the name on the `other` side."""
+def translate(rules: tuple[Rule, ...], side: str, name: str) -> list[tuple[Rule, str]]:
+    """The rules whose `side` ("source" or "target") is `name`, each with the name on the other side."""
+    found = []
     for rule in rules:
-        found = _pattern(getattr(rule, side)).fullmatch(name)
-        if found:
-            return rule, getattr(rule, other).format(**found.groupdict())
-    return None, ""
+        here, there = (rule.source, rule.target) if side == "source" else (rule.target, rule.source)
+        numbers = _numbers(here, name)
+        if numbers is not None:
+            found.append((rule, _filled(there, numbers)))
+    return found
+
+
+_PLACE = re.compile(r"\{(\w+)(\+1)?\}")
+
+
+def _filled(pattern: str, numbers: dict[str, int]) -> str:
+    return _PLACE.sub(lambda place: str(numbers[place[1]] + int(place[2] or 0)), pattern)
+
+
+def _numbers(pattern: str, name: str) -> dict[str, int] | None:
+    """The numbers that stand in `name` for the places of a pattern; None if it is another name."""
+    found = _compiled(pattern).fullmatch(name)
+    if found is None:
+        return None
+    places = {place: 1 if plus else 0 for place, plus in _PLACE.findall(pattern)}
+    numbers = {place: int(found[place]) - offset for place, offset in places.items()}
+    return None if any(number < 0 for number in numbers.values()) else numbers
 
 
 @functools.cache
-def _pattern(text: str) -> re.Pattern:
-    escaped = re.escape(text).replace(r"\{", "{").replace(r"\}", "}")
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>\\d+)", escaped))
+def _compiled(pattern: str) -> re.Pattern:
+    parts = _PLACE.split(pattern)  # text, name, "+1" or None, text, …
+    # No leading zeros: every name has one spelling.
+    places = [f"(?P<{name}>0|[1-9]\\d{{0,8}})" for name in parts[1::3]]
+    texts = [re.escape(text) for text in parts[::3]]
+    return re.compile("".join(text + place for text, place in zip(texts, [*places, ""])))
 
 
 def _natural(line: str) -> list:

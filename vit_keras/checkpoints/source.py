@@ -1,35 +1,35 @@
-"""A checkpoint, opened: recognised and brought to today's names, its arrays still unread."""
+"""A checkpoint, opened: its format recognised, its keys brought to the table's, its arrays still unread."""
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from vit_keras.checkpoints import eras
-from vit_keras.checkpoints.arrays import CheckpointError, Entry, open_arrays
-from vit_keras.checkpoints.facts import Facts, facts_of
-from vit_keras.checkpoints.maps import jax
-from vit_keras.records import ORIGINAL, Preprocessing, Resize
+import keras
 
-
-class Numerics(NamedTuple):
-    """GELU form and LayerNorm epsilon that weights were trained with."""
-
-    gelu: str
-    epsilon: float
+from vit_keras.checkpoints import rules
+from vit_keras.checkpoints.arrays import CheckpointError, Entry
+from vit_keras.checkpoints.facts import POSITIONS, Facts, facts_of
+from vit_keras.checkpoints.files import open_file
+from vit_keras.checkpoints.format import Format
+from vit_keras.checkpoints.maps import FORMATS, jax, native
+from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of
+from vit_keras.checks import as_pair
+from vit_keras.layers import AddPositionEmbs, square_grid
+from vit_keras.records import ORIGINAL, Numerics, Preprocessing, Resize
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An open checkpoint, in today's names.
+    """An open checkpoint, its arrays under the keys of its format's table.
 
     Args:
         name: file name, or "the checkpoint" for a mapping.
+        format: of the file.
         entries: key → lazy array.
         facts: the architecture it was saved from.
-        numerics: of the format.
-        prefix_rows: rows of the position table before its grid.
-        left_out: keys that are no parameters of the model (optimiser state).
+        numerics: that the weights were trained with.
+        left_out: keys that are no parameters of the model (optimiser state, decoders).
         resize: rule for position tables of other grids.
         source_grid: (height, width) of the position table, when it is known otherwise than by its count.
         labels: name of the head's label set, when it is known.
@@ -37,32 +37,132 @@ class Checkpoint:
     """
 
     name: str
+    format: Format
     entries: dict[str, Entry]
     facts: Facts
     numerics: Numerics
-    prefix_rows: int
-    left_out: tuple[str, ...] = ()
-    resize: Resize = jax.RESIZE
+    left_out: tuple[str, ...]
+    resize: Resize
     source_grid: tuple[int, int] | None = None
     labels: str | None = None
     preprocessing: Preprocessing = ORIGINAL
 
 
-def open_checkpoint(source: str | os.PathLike | Mapping[str, Any]) -> Checkpoint:
-    """Open a checkpoint in the original layout of any era; arrays are read when they are needed.
+def open_checkpoint(
+    source: str | os.PathLike | Mapping[str, Any],
+    format: str | None = None,
+    source_grid: Any = None,
+) -> Checkpoint:
+    """Open a checkpoint of any known format and era; arrays are read when they are needed.
 
     Args:
-        source: path of an `.npz` file, or a mapping from key to array.
+        source: path of a file, of a folder with weights and `config.json`, or a mapping from key to array.
+        format: name of the format. None (default) recognises it by the keys.
+        source_grid: (height, width) of the stored position table, where its count can be read in two ways.
 
     Raises:
-        CheckpointError: it cannot be read, or is not a Vision Transformer in this layout.
+        CheckpointError: it cannot be read, is no Vision Transformer in a known format, or its position table can be
+            read in two ways.
+        ImportError: the package that reads this kind of file is not installed.
     """
-    name = "the checkpoint" if isinstance(source, Mapping) else os.path.basename(os.fspath(source))
-    entries, left_out = eras.strip_training_state(open_arrays(source))
+    opened = open_file(source)
     try:
-        entries = eras.squeeze_group_norms(eras.rename_pre_linen(eras.unstack_blocks(entries)))
-        entries, prefix_rows = eras.lower_positions(entries)
-        facts = facts_of(entries, prefix_rows)
+        known_format = find_format(opened.entries, format)
+        entries, left_out = known_format.canonical(opened.entries)
+        known = known_format.known(opened.config)
+        grid = known.pop("source_grid", None) if source_grid is None else as_pair(source_grid, "source_grid")
+        numerics = known.pop("numerics", known_format.numerics)
+        facts = _facts(known_format, entries, numerics, grid)
+        changes = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
+        facts = dataclasses.replace(facts, **changes)
     except CheckpointError as error:
-        raise CheckpointError(f"{name}: {error}") from None
-    return Checkpoint(name, entries, facts, Numerics(jax.GELU, jax.EPSILON), prefix_rows, left_out)
+        raise CheckpointError(f"{opened.name}: {error}") from None
+    checkpoint = {"resize": known_format.resize, "preprocessing": known_format.preprocessing, **known}
+    return Checkpoint(opened.name, known_format, entries, facts, numerics, left_out, source_grid=grid, **checkpoint)
+
+
+def checkpoint_of(model: keras.Model) -> Checkpoint:
+    """A model of this library as a checkpoint: what can be changed when a file is loaded can be changed of it.
+
+    Args:
+        model: a model with one Vision Transformer of this library in it.
+
+    Raises:
+        CheckpointError: it holds none, or several.
+    """
+    backbone = rules.find_backbone(model)
+    record, tables = record_of(backbone), [layer for layer in backbone.layers if isinstance(layer, AddPositionEmbs)]
+    return Checkpoint(
+        record.source or model.name,
+        native.format_of(backbone),
+        native.entries_of(backbone),
+        facts_of_model(backbone),
+        model_numerics(backbone),
+        left_out=(),
+        resize=tables[0].resize if tables else record.resize,
+        source_grid=tables[0].grid if tables else None,
+        labels=record.labels,
+        preprocessing=record.preprocessing,
+    )
+
+
+def find_format(entries: Mapping[str, Entry], name: str | None) -> Format:
+    """The format of this name, or the one whose keys these are.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    named = [known for known in FORMATS if name in (None, known.name, known.family)]
+    if not named:
+        names = ", ".join(sorted({known.family for known in FORMATS}))
+        raise CheckpointError(f"There is no format {name!r}. Expected one of {names}.")
+    return next((known for known in named if known.recognises(entries.keys())), named[0] if name else jax.FORMAT)
+
+
+def _facts(known: Format, entries: dict[str, Entry], numerics: Numerics, grid: tuple[int, int] | None) -> Facts:
+    shapes = rules.shapes_of(known.rules, entries)
+    table = shapes.get(POSITIONS)
+    rows = _prefix_rows(table[1], known.prefix_rows(entries.keys()), grid) if table and len(table) == 3 else 0
+    facts = facts_of(shapes, rows, known.heads(entries), numerics, grid)
+    if facts is None:
+        title = known.title if known.recognises(entries.keys()) else "a layout known here"
+        raise CheckpointError(f"Not a Vision Transformer in {title}: {_looks_like(entries)}.")
+    return facts
+
+
+def _prefix_rows(count: int, choices: tuple[int, ...], grid: tuple[int, int] | None) -> int:
+    """How many of `count` rows of a position table stand before its grid.
+
+    Raises:
+        CheckpointError: two of the choices leave a square.
+    """
+    if grid is not None:
+        return next((rows for rows in choices if count - rows == grid[0] * grid[1]), choices[0])
+    readings = {rows: square_grid(count - rows) for rows in choices}
+    squares = {rows: square for rows, square in readings.items() if square}
+    if len(squares) > 1:
+        both = " or ".join(f"{rows} before a grid of {height}x{width}" for rows, (height, width) in squares.items())
+        raise CheckpointError(
+            f"The position table's {count} rows can be read in {len(squares)} ways, {both}: "
+            "pass source_grid=(height, width)"
+        )
+    return next(iter(squares), choices[0])
+
+
+def _looks_like(entries: Mapping[str, Entry]) -> str:
+    if not entries:
+        return "it holds no arrays"
+    if any(key.startswith("MixerBlock_") for key in entries):
+        return "these are the keys of an MLP-Mixer"
+    if any("transformer_block/attention/" in key for key in entries):
+        return (
+            "these are weights of a model of this library, without its architecture. Build the model, call its "
+            "load_weights, and save it as .keras"
+        )
+    if any("relative_position" in key for key in entries):
+        return "these are the keys of a model with relative positions, such as BEiT or Swin"
+    if any(key.startswith(("layer1.", "layer4.", "resnet.")) for key in entries):
+        return "these are the keys of a ResNet"
+    if any(key.startswith(("blocks.", "vit.", "model.", "encoder.")) for key in entries):
+        return f"these are the keys of a PyTorch model, the first {', '.join(sorted(entries)[:4])}"
+    return f"its first keys are {', '.join(sorted(entries)[:4])}"

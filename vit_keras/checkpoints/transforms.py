@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from vit_keras.checkpoints.arrays import CheckpointError
-from vit_keras.layers import resize_table, square_grid
+from vit_keras.layers import resize_patch, resize_table, square_grid
 from vit_keras.records import Resize
 
 
@@ -40,11 +40,21 @@ class Context:
         resize: rule for position tables.
         prefix_rows: rows of the file's position table that stand before its grid.
         source_grid: (height, width) of the file's table if the caller gave it.
+        resize_patch: whether a kernel of another patch size is resized to the model's.
     """
 
     resize: Resize
     prefix_rows: int = 0
     source_grid: tuple[int, int] | None = None
+    resize_patch: bool = False
+
+
+Array = np.ndarray
+Shape = tuple[int, ...]
+
+
+def _keep(array: Array, target: Any = None, context: Any = None) -> Array:
+    return array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,32 +62,63 @@ class Transform:
     """Array of a file to value of a variable, and back.
 
     Args:
-        load: (array, target, context) → value.
-        export: (value, target) → array; its shape is the one a file must have.
-        mismatch: (shape, target, context) → what is wrong with an array of this shape, or None.
+        layout: array of the file → the same numbers laid out as the model has them.
+        back: (value, target) → array, the inverse of `layout`.
+        adapt: (array in the model's layout, target, context) → value: what is done when the model is another one than
+            the source: resizing, other channels.
+        mismatch: (shape in the model's layout, target, context) → what is wrong with it, or None. Without it, the
+            shape must be that which `back` gives.
+        part: (index, count): the file holds `count` variables joined along the first axis; this is the `index`-th.
     """
 
-    load: Callable[[np.ndarray, Target, Context], np.ndarray]
-    export: Callable[[np.ndarray, Target], np.ndarray]
-    mismatch: Callable[[tuple[int, ...], Target, Context], str | None] | None = None
+    layout: Callable[[Array], Array] = _keep
+    back: Callable[[Array, Target], Array] = _keep
+    adapt: Callable[[Array, Target, Context], Array] = _keep
+    mismatch: Callable[[Shape, Target, Context], str | None] | None = None
+    part: tuple[int, int] = (0, 1)
 
-    def problem(self, shape: tuple[int, ...], target: Target, context: Context) -> str | None:
+    def read(self, array: Array) -> Array:
+        """The array in the model's layout.
+
+        Raises:
+            CheckpointError: it has not the number of axes that this takes.
+        """
+        index, count = self.part
+        try:
+            if count > 1:
+                size, rest = divmod(array.shape[0], count)
+                if rest:
+                    raise ValueError(f"{count} parts do not fit into {array.shape[0]}")
+                array = array[index * size : (index + 1) * size]
+            return self.layout(array)
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(str(error)) from None
+
+    def load(self, array: Array, target: Target, context: Context) -> Array:
+        return self.adapt(self.read(array), target, context)
+
+    def problem(self, shape: Shape, target: Target, context: Context) -> str | None:
         """What is wrong with a source array of this shape, or None."""
-        if self.mismatch is not None:
-            return self.mismatch(shape, target, context)
         expected = self.source_shape(target)
+        try:
+            laid_out = self.shape(shape)
+        except CheckpointError:
+            return f"expected {expected}, received {tuple(shape)}"
+        if self.mismatch is not None:
+            return self.mismatch(laid_out, target, context)
         return None if tuple(shape) == expected else f"expected {expected}, received {tuple(shape)}"
 
-    def source_shape(self, target: Target) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
+        """Shape in the model's layout of an array that has this one in the file."""
+        return self.read(np.broadcast_to(np.float32(0), shape)).shape
+
+    def source_shape(self, target: Target) -> Shape:
         """Shape that the array has in a file."""
-        return self.export(np.broadcast_to(np.float32(0), target.shape), target).shape
+        shape = self.back(np.broadcast_to(np.float32(0), target.shape), target).shape
+        return (shape[0] * self.part[1], *shape[1:])
 
 
-SAME = Transform(lambda array, target, context: array, lambda value, target: value)
-
-
-def _reshape(array: np.ndarray, target: Target, context: Context) -> np.ndarray:
-    return array.reshape(target.shape)
+SAME = Transform()
 
 
 def _heads(target: Target) -> int:
@@ -86,21 +127,41 @@ def _heads(target: Target) -> int:
 
 # flax keeps query, key and value as (D, A, d) with biases (A, d), and the output projection as (A, d, D); Keras' Dense
 # layers are flat. The number of heads is in the shapes, so a file with other heads never passes as fitting.
-SPLIT_LAST = Transform(_reshape, lambda value, t: value.reshape(*value.shape[:-1], _heads(t), -1))
-SPLIT_FIRST = Transform(_reshape, lambda value, t: value.reshape(_heads(t), -1, *value.shape[1:]))
+SPLIT_LAST = Transform(
+    lambda array: array.reshape(*array.shape[:-2], -1), lambda value, t: value.reshape(*value.shape[:-1], _heads(t), -1)
+)
+SPLIT_FIRST = Transform(
+    lambda array: array.reshape(-1, array.shape[2]), lambda value, t: value.reshape(_heads(t), -1, *value.shape[1:])
+)
+# PyTorch keeps dense kernels as (out, in) and those of convolutions as (out, in, h, w).
+TRANSPOSED = Transform(lambda array: _axes(array, (1, 0)), lambda value, target: value.transpose(1, 0))
+CONV = Transform(lambda array: _axes(array, (2, 3, 1, 0)), lambda value, target: value.transpose(3, 2, 0, 1))
 
 
-def _channels_mismatch(shape: tuple[int, ...], target: Target, context: Context) -> str | None:
-    accepted = (target.shape, (*target.shape[:2], 3, target.shape[3]))
-    return None if tuple(shape) in accepted else f"expected {target.shape}, received {tuple(shape)}"
+def _axes(array: Array, order: tuple[int, ...]) -> Array:
+    return array.transpose(order)
 
 
-def _adapt_channels(kernel: np.ndarray, target: Target, context: Context) -> np.ndarray:
-    """A kernel (h, w, 3, D) for images of other channels.
+def part(transform: Transform, index: int, count: int) -> Transform:
+    """The transform of one of `count` variables that a format keeps in one array."""
+    return dataclasses.replace(transform, part=(index, count))
 
-    One: the sum over RGB, so that a grey image gives what its RGB copy gave. Others: the three repeated, and scaled to
-    keep the size of what they give. timm does the same (`adapt_input_conv`).
+
+def _first_kernel_mismatch(shape: Shape, target: Target, context: Context) -> str | None:
+    height, width, channels, filters = target.shape
+    patches_agree = context.resize_patch or shape[:2] == (height, width)
+    if len(shape) == 4 and patches_agree and shape[2] in (channels, 3) and shape[3] == filters:
+        return None
+    return f"expected {target.shape}, received {tuple(shape)} (height, width, channels, filters)"
+
+
+def _adapt_first_kernel(kernel: Array, target: Target, context: Context) -> Array:
+    """A kernel (h, w, 3, D) for images of other channels, and for patches of another size.
+
+    One channel: the sum over RGB, so that a grey image gives what its RGB copy gave. Others: the three repeated, and
+    scaled to keep the size of what they give. timm does the same (`adapt_input_conv`).
     """
+    kernel = resize_patch(kernel, target.shape[:2])
     channels = target.shape[2]
     if channels == kernel.shape[2]:
         return kernel
@@ -110,7 +171,8 @@ def _adapt_channels(kernel: np.ndarray, target: Target, context: Context) -> np.
     return repeated * np.asarray(3 / channels, kernel.dtype)
 
 
-FIRST_KERNEL = Transform(_adapt_channels, lambda value, target: value, _channels_mismatch)
+FIRST_KERNEL = Transform(adapt=_adapt_first_kernel, mismatch=_first_kernel_mismatch)
+FIRST_CONV = dataclasses.replace(CONV, adapt=_adapt_first_kernel, mismatch=_first_kernel_mismatch)
 
 
 def resolve_grid(count: int, model_grid: tuple[int, int], given: tuple[int, int] | None) -> tuple[int, int]:
@@ -139,7 +201,7 @@ def resolve_grid(count: int, model_grid: tuple[int, int], given: tuple[int, int]
     return square
 
 
-def _position_mismatch(shape: tuple[int, ...], target: Target, context: Context) -> str | None:
+def _position_mismatch(shape: Shape, target: Target, context: Context) -> str | None:
     width = target.shape[-1]
     if len(shape) != 3 or shape[0] != 1 or shape[2] != width:
         return f"expected (1, places, {width}), received {tuple(shape)}"
@@ -152,7 +214,7 @@ def _position_mismatch(shape: tuple[int, ...], target: Target, context: Context)
     return None
 
 
-def _load_positions(array: np.ndarray, target: Target, context: Context) -> np.ndarray:
+def _adapt_positions(array: Array, target: Target, context: Context) -> Array:
     layer = target.layer
     rows = array[0]
     grid = resolve_grid(len(rows) - context.prefix_rows, layer.grid, context.source_grid)
@@ -162,10 +224,12 @@ def _load_positions(array: np.ndarray, target: Target, context: Context) -> np.n
     return resize_table(rows, grid, layer.grid, context.resize, layer.prefix_tokens)[None]
 
 
-POSITIONS = Transform(_load_positions, lambda value, target: value, _position_mismatch)
+POSITIONS = Transform(adapt=_adapt_positions, mismatch=_position_mismatch)
+# keras-hub and others keep the table without its batch axis, (places, D).
+FLAT_POSITIONS = dataclasses.replace(POSITIONS, layout=lambda array: array[None], back=lambda value, target: value[0])
 
 
-def to_numpy(variable: Any) -> np.ndarray:
+def to_numpy(variable: Any) -> Array:
     """A Keras variable's value as an array."""
     # Not ops.convert_to_numpy: NumPy 2 warns of what it does with a variable.
     return np.asarray(variable)

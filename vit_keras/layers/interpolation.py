@@ -83,6 +83,32 @@ def resize_table(table: Any, old_grid: tuple, new_grid: tuple, rule: Resize, pre
     return xp.concatenate([table[:prefix], xp.cast(grid, table.dtype)], axis=0)
 
 
+def resize_patch(kernel: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """A patch embedding for patches of another size that gives a resized patch the token of the patch.
+
+    Args:
+        kernel: (h, w, C, D).
+        size: new (height, width) in pixels.
+
+    Returns:
+        (height, width, C, D) of the kernel's dtype; the kernel itself when the sizes are equal.
+
+    Reference: Beyer et al. 2023, "FlexiViT" (arXiv 2212.08013), section 3.4: the pseudo-inverse of the transposed
+        resize, w' = pinv(B^T) w, B being TensorFlow's bilinear one; big_vision `models/proj/flexi/vit.py`.
+    """
+    if tuple(kernel.shape[:2]) == tuple(size):
+        return kernel
+    # B is a Kronecker product of one matrix an axis, and so is its pseudo-inverse.
+    rows, columns = (np.linalg.pinv(_bilinear(new, old).T) for new, old in zip(size, kernel.shape[:2]))
+    return np.einsum("Hh,Ww,hwcd->HWcd", rows, columns, kernel.astype("float64"), optimize=True).astype(kernel.dtype)
+
+
+def _bilinear(new: int, old: int) -> np.ndarray:
+    """(new, old): half-pixel centres, no antialiasing, as `tf.image.resize` has it."""
+    places = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+    return np.maximum(1.0 - np.abs(places[:, None] - np.arange(old)[None]), 0.0)
+
+
 def square_grid(count: int) -> tuple[int, int] | None:
     """The square grid of `count` places, or None."""
     side = math.isqrt(count) if count > 0 else 0

@@ -42,6 +42,54 @@ class ClassToken(_LearnedTokens):
 
 
 @keras.saving.register_keras_serializable("vit_keras")
+class DistillationToken(_LearnedTokens):
+    """Inserts a learned token behind the class token: (B, N, D) -> (B, N + 1, D).
+
+    Reference: Touvron et al. 2021, "Training data-efficient image transformers & distillation through attention"
+        (arXiv 2012.12877), section 4.
+    """
+
+    num_tokens = 1
+
+    def build(self, input_shape):
+        initializer = keras.initializers.TruncatedNormal(stddev=0.02)  # DeiT's `dist_token`
+        self.dist = self.add_weight(shape=(1, 1, input_shape[-1]), initializer=initializer, name="dist")
+
+    def call(self, inputs):
+        return self._insert(inputs, self.dist, 1)
+
+
+@keras.saving.register_keras_serializable("vit_keras")
+class DistilledOutputs(keras.layers.Layer):
+    """What a distilled model says: in training the outputs of both heads, (B, 2, K), class head first; else their mean.
+
+    Args:
+        both: whether both are given outside of training too. Default False.
+
+    Call arguments:
+        class_outputs, distilled_outputs: (B, K), of the head on the class token and on the distillation token.
+
+    Reference: facebookresearch/deit `models.py`, `DistilledVisionTransformer.forward`.
+    """
+
+    def __init__(self, both=False, **kwargs):
+        super().__init__(**kwargs)
+        self.both = bool(both)
+
+    def call(self, class_outputs, distilled_outputs, training=None):
+        if training or self.both:
+            return ops.stack([class_outputs, distilled_outputs], axis=1)
+        return (class_outputs + distilled_outputs) / 2
+
+    def compute_output_shape(self, class_outputs_shape, distilled_outputs_shape):
+        batch, classes = class_outputs_shape
+        return (batch, 2, classes) if self.both else (batch, classes)
+
+    def get_config(self):
+        return {**super().get_config(), "both": self.both}
+
+
+@keras.saving.register_keras_serializable("vit_keras")
 class RegisterTokens(_LearnedTokens):
     """Inserts learned register tokens: (B, N, D) -> (B, N + num_tokens, D).
 
@@ -74,25 +122,28 @@ class RegisterTokens(_LearnedTokens):
 
 @keras.saving.register_keras_serializable("vit_keras")
 class TokenPooling(keras.layers.Layer):
-    """One vector an image from its tokens: (B, N, D) -> (B, D).
+    """One vector an image from its tokens: (B, N, D) -> (B, D), or (B, 2 D) with `"token_gap"`.
 
     Args:
-        pooling: `"token"` takes the first token, `"gap"` the mean of the patch tokens.
+        pooling: `"token"` takes the first token, `"distillation"` the second, `"gap"` the mean of the patch tokens,
+            `"token_gap"` the first token and that mean, concatenated.
         prefix_tokens: number of tokens before the patch tokens, which the mean leaves out. Default 0.
     """
 
     def __init__(self, pooling="token", prefix_tokens=0, **kwargs):
         super().__init__(**kwargs)
-        self.pooling = as_choice(pooling, "pooling", ("token", "gap"))
+        self.pooling = as_choice(pooling, "pooling", ("token", "distillation", "gap", "token_gap"))
         self.prefix_tokens = as_int(prefix_tokens, "prefix_tokens", minimum=0)
 
     def call(self, inputs):
-        if self.pooling == "token":
-            return inputs[:, 0]
-        return ops.mean(inputs[:, self.prefix_tokens :], axis=1)
+        if self.pooling in ("token", "distillation"):
+            return inputs[:, 0 if self.pooling == "token" else 1]
+        mean = ops.mean(inputs[:, self.prefix_tokens :], axis=1)
+        return ops.concatenate([inputs[:, 0], mean], axis=-1) if self.pooling == "token_gap" else mean
 
     def compute_output_shape(self, input_shape):
-        return (input_shape[0], input_shape[2])
+        batch, _, width = input_shape
+        return (batch, 2 * width if self.pooling == "token_gap" else width)
 
     def get_config(self):
         return {**super().get_config(), "pooling": self.pooling, "prefix_tokens": self.prefix_tokens}

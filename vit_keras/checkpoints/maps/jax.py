@@ -3,15 +3,17 @@
 Keys are those the current code saves; `eras` brings the older and newer layouts to them.
 """
 
-from vit_keras.checkpoints.eras import POSITIONS_KEY
-from vit_keras.checkpoints.rules import Rule
-from vit_keras.checkpoints.transforms import FIRST_KERNEL, POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
-from vit_keras.records import ALIGN_CORNERS
+from collections.abc import Collection
 
-NAME = "original"
-GELU = "tanh"  # flax's nn.gelu is the approximation unless told otherwise
-EPSILON = 1e-6
-RESIZE = ALIGN_CORNERS
+from vit_keras.checkpoints import eras
+from vit_keras.checkpoints.arrays import CheckpointError
+from vit_keras.checkpoints.eras import POSITIONS_KEY, TOP_LEVEL_POSITIONS_KEY
+from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
+from vit_keras.checkpoints.format import Entries, Format, Written, numerics_reasons
+from vit_keras.checkpoints.rules import Rule
+from vit_keras.checkpoints.transforms import FIRST_KERNEL, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
+from vit_keras.checkpoints.transforms import POSITIONS as TABLE
+from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
 
 
 def norm(source: str, target: str) -> tuple[Rule, Rule]:
@@ -23,14 +25,13 @@ def dense(source: str, target: str, kernel: Transform = SAME, bias: Transform = 
 
 
 def attention_and_mlp(source: str, target: str) -> tuple[Rule, ...]:
-    attention = "MultiHeadDotProductAttention_0"
     return (
         *(
             rule
             for name in ("query", "key", "value")
-            for rule in dense(f"{source}/{attention}/{name}", f"{target}/{attention}/{name}", SPLIT_LAST, SPLIT_LAST)
+            for rule in dense(f"{source}/{ATTENTION}/{name}", f"{target}/{ATTENTION}/{name}", SPLIT_LAST, SPLIT_LAST)
         ),
-        *dense(f"{source}/{attention}/out", f"{target}/{attention}/out", SPLIT_FIRST),
+        *dense(f"{source}/{ATTENTION}/out", f"{target}/{ATTENTION}/out", SPLIT_FIRST),
         *dense(f"{source}/MlpBlock_0/Dense_0", f"{target}/MlpBlock_0/Dense_0"),
         *dense(f"{source}/MlpBlock_0/Dense_1", f"{target}/MlpBlock_0/Dense_1"),
     )
@@ -53,7 +54,8 @@ RULES = (
     *convolution(*UNIT, "_proj"),
     *dense("embedding", "embedding", FIRST_KERNEL),
     Rule("cls", "class_token/cls"),
-    Rule(POSITIONS_KEY, "Transformer_posembed_input/pos_embedding", POSITIONS),
+    Rule(POSITIONS_KEY, POSITIONS, TABLE),
+    Rule(TOP_LEVEL_POSITIONS_KEY, POSITIONS, TABLE),
     *norm(f"{BLOCK[0]}/LayerNorm_0", f"{BLOCK[1]}/LayerNorm_0"),
     *norm(f"{BLOCK[0]}/LayerNorm_1", f"{BLOCK[1]}/LayerNorm_1"),
     *attention_and_mlp(*BLOCK),
@@ -63,4 +65,56 @@ RULES = (
     *attention_and_mlp("MAPHead_0", "MAPHead_0"),
     *dense("pre_logits", "pre_logits"),
     *dense("head", "head"),
+)
+
+
+def recognises(keys: Collection[str]) -> bool:
+    return any(key.startswith("Transformer/") or "/Transformer/" in key for key in keys)
+
+
+def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+    entries, left_out = eras.strip_training_state(entries)
+    if TOP_LEVEL_POSITIONS_KEY in entries and POSITIONS_KEY in entries:
+        raise CheckpointError(f"The file holds two position tables: {TOP_LEVEL_POSITIONS_KEY!r}, {POSITIONS_KEY!r}.")
+    return eras.squeeze_group_norms(eras.rename_pre_linen(eras.unstack_blocks(entries))), left_out
+
+
+def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
+    """big_vision's table at the top level has no row for the class token: positions are added before it joins."""
+    return (0,) if TOP_LEVEL_POSITIONS_KEY in keys or "cls" not in keys else (1,)
+
+
+def heads(entries: Entries) -> int | None:
+    shape = next((entry.shape for key, entry in entries.items() if key.endswith(f"{ATTENTION}/query/kernel")), ())
+    return shape[1] if len(shape) == 3 else None
+
+
+def refuse(facts: Facts, numerics: Numerics) -> list[str]:
+    return numerics_reasons(numerics, FORMAT.numerics, "the original code, whose files do not say theirs,")
+
+
+def write(arrays: dict, facts: Facts, record: Weights) -> Written:
+    return Written(eras.to_released(placed(arrays, facts)), {})
+
+
+def placed(arrays: dict, facts: Facts) -> dict:
+    """The position table where it belongs: without a row for a class token, or with a MAP head, at the top level."""
+    without_row = facts.places and not facts.prefix_rows
+    return eras.raise_positions(arrays) if without_row and (facts.class_token or facts.map_head) else arrays
+
+
+FORMAT = Format(
+    name="original",
+    family="original",
+    title="the original JAX layout",
+    rules=RULES,
+    numerics=Numerics(),  # flax's nn.gelu is the tanh approximation unless told otherwise
+    resize=ALIGN_CORNERS,
+    preprocessing=ORIGINAL,
+    recognises=recognises,
+    canonical=canonical,
+    prefix_rows=prefix_rows,
+    heads=heads,
+    refuse=refuse,
+    write=write,
 )

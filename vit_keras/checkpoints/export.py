@@ -1,0 +1,173 @@
+"""Weights of Keras models out into foreign formats: everything is checked first, and nothing is half-written."""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from vit_keras.checkpoints import eras, rules
+from vit_keras.checkpoints.arrays import CheckpointError, write_npz
+from vit_keras.checkpoints.facts import Facts
+from vit_keras.checkpoints.format import Format, Written
+from vit_keras.checkpoints.maps import FORMATS, jax
+from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of
+from vit_keras.checks import as_choice
+from vit_keras.layers import AddPositionEmbs
+
+
+def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.ndarray]:
+    """The weights of a model as arrays in the original JAX layout.
+
+    Args:
+        model: a model with one Vision Transformer of this library in it.
+        naming: `"released"` (default), the names and shapes of the published files, or `"current"`, those the
+            original code writes today. A table without a row for a class token that is there, or beside attention
+            pooling, takes big_vision's place, `pos_embedding`.
+
+    Returns:
+        key → array, of the variables' dtype.
+
+    Raises:
+        CheckpointError: the model has parts that the layout has no names for.
+    """
+    as_choice(naming, "naming", ("released", "current"))
+    backbone = rules.find_backbone(model)
+    arrays = jax.placed(rules.export(jax.RULES, rules.collect_targets(backbone)), facts_of_model(backbone))
+    return eras.to_released(arrays) if naming == "released" else arrays
+
+
+def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "released") -> None:
+    """Write a model's weights as an `.npz` checkpoint in the original JAX layout; see `export_arrays`."""
+    write_npz(path, export_arrays(model, naming))
+
+
+def prepare(model: keras.Model, family: str, accept_numerics: bool = False) -> tuple[Format, Written, dict[str, str]]:
+    """A model's weights in a foreign format, in memory; and path of each variable → its key there.
+
+    Args:
+        model: a model with one Vision Transformer of this library in it.
+        family: `"original"`, `"timm"`, `"huggingface"` or `"keras_hub"`.
+        accept_numerics: whether a format is taken whose code computes with other numerics than the model.
+
+    Raises:
+        CheckpointError: the format cannot express the model; every reason is listed.
+    """
+    backbone = rules.find_backbone(model)
+    facts, numerics, record = facts_of_model(backbone), model_numerics(backbone), record_of(backbone)
+    known = _of_family(family, facts)
+    assert known.refuse is not None
+    assert known.write is not None
+    reasons = known.refuse(facts, numerics) + _without_a_place(backbone)
+    if accept_numerics:
+        reasons = [reason for reason in reasons if not reason.startswith("numerics")]
+    if reasons:
+        hint = ""
+        if any(reason.startswith("numerics") for reason in reasons):
+            hint = "\nTo have it computed a little differently, pass accept_numerics=True (--accept-numerics)."
+        raise CheckpointError(
+            f"{known.title} cannot express model {backbone.name!r}; nothing was written.\n"
+            + "\n".join(f" - {reason}" for reason in reasons)
+            + hint
+        )
+    targets = rules.collect_targets(backbone)
+    arrays = rules.export(known.rules, targets)
+    written = known.write(arrays, facts, record)
+    final = dict(zip(arrays, written.arrays))  # a format renames keys, and keeps their order
+    keys = {path: final[rules.translate(known.rules, "target", path)[0][1]] for path in targets}
+    return known, written, keys
+
+
+def _of_family(family: str, facts: Facts) -> Format:
+    """The format of a family that fits a model: the first that does not refuse it, else the likeliest."""
+    found = [known for known in FORMATS if known.family == family and known.write is not None]
+    if not found:
+        names = ", ".join(dict.fromkeys(known.family for known in FORMATS if known.write is not None))
+        raise CheckpointError(f"There is no format {family!r} to write. Expected one of {names}.")
+    refusals = {known.name: known.refuse(facts, known.numerics) for known in found if known.refuse}
+    return min(found, key=lambda known: len(refusals[known.name]))
+
+
+def _without_a_place(backbone: keras.Model) -> list[str]:
+    kinds = {layer.kind for layer in backbone.layers if isinstance(layer, AddPositionEmbs)}
+    return ["it has no place for fixed sines and cosines of positions"] if "sincos_2d" in kinds else []
+
+
+def save_checkpoint(
+    model: keras.Model,
+    path: str | os.PathLike,
+    format: str,
+    *,
+    accept_numerics: bool = False,
+    force: bool = False,
+) -> dict[str, str]:
+    """Write a model's weights in a foreign format.
+
+    ```python
+    save_checkpoint(model, "my_vit", "huggingface")  # transformers: ViTForImageClassification.from_pretrained("my_vit")
+    save_checkpoint(model, "my_vit_timm", "timm")  # timm.create_model("local-dir:my_vit_timm", pretrained=True)
+    ```
+
+    Args:
+        model: a model with one Vision Transformer of this library in it, and nothing else that has weights.
+        path: of the file for `"original"` (`.npz`), of the folder else.
+        format: `"original"`, `"timm"`, `"huggingface"` or `"keras_hub"`.
+        accept_numerics: whether a format is taken whose code computes GELU or norms otherwise than the model.
+        force: whether what is at `path` is replaced. Default False.
+
+    Returns:
+        Path of each variable → key under which it was written.
+
+    Raises:
+        CheckpointError: the format cannot express the model, or there is something at `path`. Nothing was written.
+    """
+    refuse_existing(path, force)
+    known, written, keys = prepare(model, format, accept_numerics)
+    if known.family == "original":
+        write_npz(path, written.arrays)
+        return keys
+    with replacing_folder(path) as folder:
+        known.save_arrays(folder, written.arrays)
+        for name, content in written.files.items():
+            write_json(os.path.join(folder, name), content)
+    return keys
+
+
+def refuse_existing(path: str | os.PathLike, force: bool) -> None:
+    """
+    Raises:
+        CheckpointError: there is something at `path`, and no `force`.
+    """
+    if os.path.lexists(path) and not force:
+        raise CheckpointError(f"{os.fspath(path)} exists already: choose another name, or pass force (--force).")
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike) -> Iterator[str]:
+    """A temporary folder beside `path`, which takes its place at the end, or is removed when the writing fails."""
+    path = os.path.abspath(os.fspath(path))
+    temporary, old = (f"{path}.{uuid.uuid4().hex}.tmp" for _ in range(2))
+    try:
+        os.makedirs(temporary)
+        yield temporary
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(temporary, path)
+    finally:
+        for leftover in (temporary, old):
+            if os.path.isdir(leftover) and not os.path.islink(leftover):
+                shutil.rmtree(leftover)
+            elif os.path.lexists(leftover):
+                os.unlink(leftover)
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Write JSON for people to read, UTF-8."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, ensure_ascii=False)
+        file.write("\n")

@@ -1,0 +1,125 @@
+"""Readers and writers of the kinds of files that hold arrays, beside `.npz`: HDF5, `.safetensors`, PyTorch's."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_keras.checkpoints.arrays import CheckpointError, Entry, checked, read_errors, replacing
+
+
+def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
+    """Lazy entries of an HDF5 file: every data set under its path."""
+    import h5py
+
+    entries: dict[str, Entry] = {}
+
+    def visit(key: str, item: Any) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        if item.external or item.is_virtual:
+            raise CheckpointError(f"{path}: {key!r} lies in another file, which is refused.")
+        if item.dtype.hasobject or item.dtype.names:
+            raise CheckpointError(f"{path}: {key!r} holds {item.dtype}. Expected numbers.")
+        if item.chunks is None and item.size * item.dtype.itemsize > opened.id.get_filesize():
+            raise CheckpointError(f"{path}: {key!r} claims more bytes than the file has.")
+
+        def read(key: str = key) -> np.ndarray:
+            with read_errors(path, key):
+                return np.asarray(opened[key][()])
+
+        entries[key] = checked(key, Entry(tuple(item.shape), item.dtype, read), path)
+
+    with read_errors(path, "the HDF5 structure"):
+        opened = h5py.File(file, "r")
+        opened.visititems(visit)
+    return entries
+
+
+SAFETENSORS_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def safetensors_entries(path: str) -> dict[str, Entry]:
+    import ml_dtypes  # TensorFlow, JAX and Keras bring it: NumPy's bfloat16
+
+    safetensors = import_extra("safetensors", "convert")
+    dtypes = {**SAFETENSORS_DTYPES, "BF16": ml_dtypes.bfloat16}
+    entries = {}
+    with read_errors(path, "the header"):
+        opened = safetensors.safe_open(path, "numpy")
+        for key in opened.keys():  # noqa: SIM118  (no dict)
+            part = opened.get_slice(key)
+            dtype = part.get_dtype()
+            if dtype not in dtypes:
+                raise CheckpointError(f"{path}: {key!r} holds {dtype}. Expected numbers of 8 to 64 bits.")
+
+            def read(key: str = key) -> np.ndarray:
+                with read_errors(path, key):
+                    return opened.get_tensor(key)
+
+            entries[key] = checked(key, Entry(tuple(part.get_shape()), np.dtype(dtypes[dtype]), read), path)
+    return entries
+
+
+def torch_entries(path: str) -> dict[str, Entry]:
+    """A state dict saved by PyTorch, which alone reads its own pickles as data (`weights_only=True`)."""
+    torch = import_extra("torch", "torch", f"{os.path.basename(path)} is a PyTorch file: ")
+    with read_errors(path, "the state dict"):
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=None)
+    found: dict[str, Entry] = {}
+    _collect_tensors(torch, "", state, found, path)
+    return found
+
+
+def _collect_tensors(torch: Any, prefix: str, value: Any, found: dict[str, Entry], path: str) -> None:
+    """The tensors of nested dicts under keys joined by "."; what stands beside them (epochs, arguments) is left."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _collect_tensors(torch, f"{prefix}.{key}" if prefix else str(key), item, found, path)
+    elif isinstance(value, torch.Tensor):
+        array = value.detach()
+        if array.dtype == torch.bfloat16:
+            array = array.float()
+        with read_errors(path, prefix):
+            numbers = array.numpy()
+        found[prefix] = checked(prefix, Entry(numbers.shape, numbers.dtype, lambda: numbers), path)
+
+
+def import_extra(module: str, extra: str, before: str = "") -> Any:
+    """An optional package, or an ImportError that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ImportError(
+            f"{before}this needs {module}, which is not installed: pip install 'vit-keras-zoo[{extra}]'"
+        ) from None
+
+
+def write_hdf5(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as HDF5 data sets; the path holds the whole file or what it held before."""
+    import h5py
+
+    with replacing(path) as temporary, h5py.File(temporary, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array)
+
+
+def write_safetensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write arrays as `.safetensors`; the path holds the whole file or what it held before."""
+    numpy_module = import_extra("safetensors.numpy", "convert")
+    with replacing(path) as temporary:
+        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        numpy_module.save_file(contiguous, temporary, metadata=metadata)

@@ -1,0 +1,121 @@
+"""The JSON files beside a model of Hugging Face transformers, read and written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_keras import labels
+from vit_keras.checkpoints.arrays import CheckpointError
+from vit_keras.checkpoints.facts import Facts
+from vit_keras.checkpoints.files import PROCESSOR
+from vit_keras.checkpoints.format import config_grid, config_number, config_part
+from vit_keras.records import Numerics, Preprocessing, Weights
+
+GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
+MODELS = ("vit", "deit", "dinov2", "dinov2_with_registers")
+
+
+def known(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `config.json` of transformers says."""
+    if "hidden_size" not in config:
+        return {}
+    model = config.get("model_type")
+    if model not in MODELS:
+        raise CheckpointError(f"config.json: expected a model_type of {', '.join(MODELS)}. Received: {model!r}")
+    act = config.get("hidden_act", "gelu")
+    if act not in GELUS:
+        raise CheckpointError(f"config.json: expected a hidden_act of {', '.join(GELUS)}. Received: {act!r}")
+    if config.get("use_swiglu_ffn"):
+        raise CheckpointError("config.json: use_swiglu_ffn, the gated MLP of DINOv2's largest size, is not supported")
+    default = VIT_EPSILON if model in ("vit", "deit") else DINOV2_EPSILON
+    result = {
+        "preprocessing": preprocessing(config_part(config, PROCESSOR)),
+        "num_heads": config_number(config, "num_attention_heads"),
+        "numerics": Numerics(GELUS[act], config_number(config, "layer_norm_eps", default)),
+        "source_grid": config_grid(config, "image_size", "patch_size"),
+    }
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
+    """What `preprocessor_config.json` says; None without one."""
+    if not processor:
+        return None
+    try:
+        size, crop = processor.get("size") or {}, processor.get("crop_size") or {}
+        shortest = size.get("shortest_edge") if isinstance(size, dict) else None
+        whole = {"height": size, "width": size} if isinstance(size, int) else size
+        pixels = crop if shortest and crop else {"height": shortest, "width": shortest} if shortest else whole
+        normalised = processor.get("do_normalize", True)
+        return Preprocessing(
+            resize="short_side" if shortest else "squash",
+            crop=min(pixels["height"], pixels["width"]) / shortest if shortest else 1.0,
+            interpolation={number: name for name, number in RESAMPLE.items()}[processor.get("resample", 2)],
+            antialias=True,
+            value_range=(0.0, 1.0),
+            mean=tuple(processor["image_mean"]) if normalised else (0.0,) * 3,
+            std=tuple(processor["image_std"]) if normalised else (1.0,) * 3,
+            size=(pixels["height"], pixels["width"]),
+        )
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise CheckpointError(f"{PROCESSOR}.json: cannot be read ({error})") from None
+
+
+RESAMPLE = {"nearest": 0, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
+VIT_EPSILON, DINOV2_EPSILON = 1e-12, 1e-6  # the defaults of ViTConfig and DeiTConfig, and of the Dinov2 ones
+
+
+def common_config(facts: Facts, record: Weights, model: str, architecture: str) -> dict[str, Any]:
+    square = facts.native_size is not None and facts.native_size[0] == facts.native_size[1]
+    config = {
+        "architectures": [architecture],
+        "model_type": model,
+        "hidden_size": facts.width,
+        "num_hidden_layers": facts.depth,
+        "num_attention_heads": facts.num_heads,
+        "hidden_act": "gelu" if record.gelu == "exact" else "gelu_pytorch_tanh",
+        "layer_norm_eps": record.epsilon,
+        "image_size": facts.native_size[0] if square and facts.native_size else list(facts.native_size or ()),
+        "patch_size": facts.patch_size[0] if facts.patch_size[0] == facts.patch_size[1] else list(facts.patch_size),
+        "num_channels": facts.in_channels,
+        "qkv_bias": facts.qkv_bias,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "torch_dtype": "float32",
+    }
+    return {**config, **_label_config(facts, record)}
+
+
+def _label_config(facts: Facts, record: Weights) -> dict[str, Any]:
+    if not facts.classes:
+        return {}
+    names = labels.load(record.labels) if record.labels else [f"LABEL_{index}" for index in range(facts.classes)]
+    # Names may stand twice (ImageNet has two cranes); both directions must be maps.
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in reversed(list(enumerate(names)))},
+    }
+
+
+def folder_files(config: dict[str, Any], record: Weights, facts: Facts) -> dict[str, Any]:
+    pixels, (low, high) = record.preprocessing, record.preprocessing.value_range
+    height, width = pixels.size or facts.native_size or (224, 224)
+    processor: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": height, "width": width},
+        "resample": RESAMPLE.get(pixels.interpolation, RESAMPLE["bilinear"]),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [(mean - low) / (high - low) for mean in pixels.mean],
+        "image_std": [std / (high - low) for std in pixels.std],
+    }
+    if pixels.resize != "squash":
+        edge = round(min(height, width) / pixels.crop)
+        processor |= {
+            "image_processor_type": "BitImageProcessor",
+            "size": {"shortest_edge": edge},
+            "do_center_crop": True,
+            "crop_size": {"height": height, "width": width},
+        }
+    return {"config.json": config, f"{PROCESSOR}.json": processor}

@@ -1,0 +1,254 @@
+"""keras-hub's ViT: the preset folders of `ViTBackbone` and `ViTImageClassifier`.
+
+The backbone lies in `model.weights.h5`, the layers on top of it in `task.weights.h5`: here their keys begin with
+`task/`.
+"""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
+from vit_keras.checkpoints.files import TASK
+from vit_keras.checkpoints.format import (
+    Entries,
+    Format,
+    Written,
+    config_grid,
+    config_number,
+    config_part,
+    numerics_reasons,
+)
+from vit_keras.checkpoints.kinds import write_hdf5
+from vit_keras.checkpoints.rules import Rule
+from vit_keras.checkpoints.transforms import FIRST_KERNEL, FLAT_POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
+from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
+
+EMBEDDING = "layers/vi_t_patching_and_embedding"
+ENCODER = "layers/vi_t_encoder"
+SOURCE, BLOCK = f"{ENCODER}/encoder_layers/vi_t_encoder_block_{{i}}", "Transformer_encoderblock_{i}"
+
+
+def _pair(source: str, target: str, first: Transform = SAME, second: Transform = SAME) -> tuple[Rule, Rule]:
+    is_norm = target.endswith(("LayerNorm_0", "LayerNorm_1", "encoder_norm"))
+    names = ("gamma", "beta") if is_norm else ("kernel", "bias")
+    return (
+        Rule(f"{source}/vars/0", f"{target}/{names[0]}", first),
+        Rule(f"{source}/vars/1", f"{target}/{names[1]}", second),
+    )
+
+
+RULES = (
+    *_pair(f"{EMBEDDING}/patch_embedding", "embedding", FIRST_KERNEL),
+    Rule(f"{EMBEDDING}/vars/0", "class_token/cls"),
+    Rule(f"{EMBEDDING}/position_embedding/vars/0", POSITIONS, FLAT_POSITIONS),
+    *_pair(f"{SOURCE}/layer_norm_1", f"{BLOCK}/LayerNorm_0"),
+    *_pair(f"{SOURCE}/layer_norm_2", f"{BLOCK}/LayerNorm_1"),
+    *_pair(f"{SOURCE}/mha/query_dense", f"{BLOCK}/{ATTENTION}/query", SPLIT_LAST, SPLIT_LAST),
+    *_pair(f"{SOURCE}/mha/key_dense", f"{BLOCK}/{ATTENTION}/key", SPLIT_LAST, SPLIT_LAST),
+    *_pair(f"{SOURCE}/mha/value_dense", f"{BLOCK}/{ATTENTION}/value", SPLIT_LAST, SPLIT_LAST),
+    *_pair(f"{SOURCE}/mha/output_dense", f"{BLOCK}/{ATTENTION}/out", SPLIT_FIRST),
+    *_pair(f"{SOURCE}/mlp/dense_1", f"{BLOCK}/MlpBlock_0/Dense_0"),
+    *_pair(f"{SOURCE}/mlp/dense_2", f"{BLOCK}/MlpBlock_0/Dense_1"),
+    *_pair(f"{ENCODER}/layer_norm", "Transformer_encoder_norm"),
+    *_pair("task/layers/pre_logits", "pre_logits"),
+    *_pair("task/layers/predictions", "head"),
+)
+
+_FIRST_BLOCK = re.compile(r"(.*/vi_t_encoder_block)(/.*)")
+_DENSE = re.compile(r"task/layers/dense(_1)?(/.*)")
+
+
+def recognises(keys: Collection[str]) -> bool:
+    return any(key.startswith(f"{ENCODER}/") for key in keys)
+
+
+def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+    """Keras counts layers of one class from none: `block`, `block_1` …; on top, with two Dense, the first is inner."""
+    first = "pre_logits" if any(key.startswith("task/layers/dense_1/") for key in entries) else "predictions"
+    result, left_out = {}, []
+    for key, entry in entries.items():
+        if "optimizer/" in key:
+            left_out.append(key)
+            continue
+        name = _FIRST_BLOCK.sub(r"\1_0\2", key)
+        if found := _DENSE.fullmatch(name):
+            name = f"task/layers/{'predictions' if found[1] else first}{found[2]}"
+        result[name] = entry
+    return result, tuple(left_out)
+
+
+def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
+    return (int(f"{EMBEDDING}/vars/0" in keys),)
+
+
+def heads(entries: Entries) -> int | None:
+    shape = next((entry.shape for key, entry in entries.items() if key.endswith("/mha/query_dense/vars/0")), ())
+    return shape[1] if len(shape) == 3 else None
+
+
+def known(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` of a preset says."""
+    if config.get("class_name") != "ViTBackbone":
+        return {}
+    inner = config_part(config, "config")
+    shape = inner.get("image_shape")
+    sizes = {**inner, "image_size": shape[:2] if isinstance(shape, list) else None}
+    result = {
+        "numerics": Numerics("exact", config_number(inner, "layer_norm_epsilon", 1e-6)),
+        "source_grid": config_grid(sizes, "image_size", "patch_size"),
+    }
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def refuse(facts: Facts, numerics: Numerics) -> list[str]:
+    reasons = numerics_reasons(numerics, Numerics("exact", numerics.epsilon), "keras-hub's ViT")
+    wrong = {
+        "a ResNet stem": facts.stem is not None,
+        "registers": facts.registers,
+        "a distillation token": facts.distillation,
+        "layer-scale": facts.layer_scale,
+        "a norm after the pooling": facts.norm_after_pooling,
+        f"pooling {facts.pooling!r}": facts.classes and facts.pooling != ("token" if facts.class_token else "gap"),
+        "an attention without biases of query, key and value but one of the output": not facts.qkv_bias,
+        "pre_logits without a head": facts.representation_size and not facts.classes,
+        "no learned positions": not facts.places,
+    }
+    return [*reasons, *(f"keras-hub's ViT cannot have {what}" for what, is_so in wrong.items() if is_so)]
+
+
+def _object(module: str, class_name: str, /, **config: Any) -> dict[str, Any]:
+    """A Keras object as its JSON, of a class of keras-hub."""
+    path = f"keras_hub.src.models.vit.{module}"
+    return {"module": path, "class_name": class_name, "config": config, "registered_name": f"keras_hub>{class_name}"}
+
+
+def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Written:
+    """A preset folder: `keras_hub.models.ViTImageClassifier.from_preset(folder)`, or `Backbone` without a head."""
+    height, width = facts.native_size or (0, 0)
+    if facts.class_token and not facts.prefix_rows:  # its table has a row for the class token: of zeros
+        table = arrays[f"{EMBEDDING}/position_embedding/vars/0"]
+        table = np.concatenate([np.zeros((1, facts.width), table.dtype), table])
+        arrays = {**arrays, f"{EMBEDDING}/position_embedding/vars/0": table}
+    backbone = _object(
+        "vit_backbone",
+        "ViTBackbone",
+        name="vi_t_backbone",
+        trainable=True,
+        image_shape=[height, width, facts.in_channels],
+        patch_size=list(facts.patch_size),
+        num_layers=facts.depth,
+        num_heads=facts.num_heads,
+        hidden_dim=facts.width,
+        mlp_dim=facts.mlp_dim,
+        dropout_rate=0.0,
+        attention_dropout=0.0,
+        layer_norm_epsilon=record.epsilon,
+        use_mha_bias=True,
+        use_mlp_bias=True,
+        use_class_token=facts.class_token,
+        use_patch_bias=True,
+    )
+    converter, preprocessor = _preprocessing(record, facts)
+    files = {
+        "config.json": backbone,
+        "metadata.json": {
+            "keras_version": keras.version(),
+            "keras_hub_version": KERAS_HUB,
+            "parameter_count": sum(array.size for key, array in arrays.items() if not key.startswith("task/")),
+            "date_saved": "",
+            "tasks": ["ImageClassifier"] if facts.classes else [],
+        },
+        "image_converter.json": converter,
+        "preprocessor.json": preprocessor,
+    }
+    if facts.classes:
+        files["task.json"] = _object(
+            "vit_image_classifier",
+            "ViTImageClassifier",
+            backbone=backbone,
+            preprocessor=preprocessor,
+            name="vi_t_image_classifier",
+            num_classes=facts.classes,
+            pooling=facts.pooling,
+            activation=None,
+            dropout=0.0,
+            intermediate_dim=facts.representation_size,
+        )
+    dense = {"pre_logits": "dense", "predictions": "dense_1" if facts.representation_size else "dense"}
+    names = {f"task/layers/{name}/": f"task/layers/{counted}/" for name, counted in dense.items()}
+    names["/vi_t_encoder_block_0/"] = "/vi_t_encoder_block/"
+    return Written({_replaced(key, names): array for key, array in arrays.items()}, files)
+
+
+KERAS_HUB = "0.32.0"
+
+
+def _preprocessing(record: Weights, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
+    pixels = record.preprocessing
+    offsets, scales = pixels.offset_and_scale(facts.in_channels)
+    converter = _object(
+        "vit_image_converter",
+        "ViTImageConverter",
+        name="vi_t_image_converter",
+        trainable=True,
+        image_size=list(facts.native_size or ()),
+        scale=[1 / scale for scale in scales],
+        offset=[-offset / scale for offset, scale in zip(offsets, scales)],
+        interpolation=pixels.interpolation
+        if pixels.interpolation in ("bilinear", "bicubic", "nearest")
+        else "bilinear",
+        antialias=pixels.antialias,
+        crop_to_aspect_ratio=pixels.resize != "squash",
+        pad_to_aspect_ratio=False,
+        bounding_box_format="yxyx",
+    )
+    preprocessor = _object(
+        "vit_image_classifier_preprocessor",
+        "ViTImageClassifierPreprocessor",
+        name="vi_t_image_classifier_preprocessor",
+        trainable=True,
+        image_converter=converter,
+        config_file="preprocessor.json",
+    )
+    return converter, preprocessor
+
+
+def save_presets(folder: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """The backbone into `model.weights.h5`, what stands on top of it into `task.weights.h5`."""
+    task = {key.removeprefix(TASK): array for key, array in arrays.items() if key.startswith(TASK)}
+    write_hdf5(os.path.join(folder, "model.weights.h5"), {k: a for k, a in arrays.items() if not k.startswith(TASK)})
+    if task:
+        # The optimizer that ViTImageClassifier is compiled with: no steps so far, and its learning rate.
+        adam = {"optimizer/vars/0": np.int64(0), "optimizer/vars/1": np.float32(5e-5)}
+        write_hdf5(os.path.join(folder, "task.weights.h5"), {**task, **adam})
+
+
+def _replaced(key: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        if old in key:
+            return key.replace(old, new)
+    return key
+
+
+FORMAT = Format(
+    name="keras_hub",
+    family="keras_hub",
+    title="the layout of keras-hub's ViT",
+    rules=RULES,
+    numerics=Numerics("exact"),
+    resize=ALIGN_CORNERS,
+    preprocessing=ORIGINAL,
+    recognises=recognises,
+    canonical=canonical,
+    prefix_rows=prefix_rows,
+    known=known,
+    heads=heads,
+    refuse=refuse,
+    write=write,
+    save_arrays=save_presets,
+)
