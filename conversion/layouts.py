@@ -1,6 +1,8 @@
 """Files read for the proof by NumPy, h5py and safetensors themselves, and which layout their keys are of."""
 
+import io
 import os
+import zipfile
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,8 +12,8 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     """Every array of a file or folder, under its own key.
 
     Args:
-        path: an `.npz`, `.safetensors`, HDF5 or PyTorch file, or a folder with `model.safetensors` or keras-hub's
-            `model.weights.h5` and `task.weights.h5` (whose keys get `task/` in front).
+        path: an `.npz`, `.safetensors`, HDF5, `.keras` or PyTorch file, or a folder with `model.safetensors` or
+            keras-hub's `model.weights.h5` and `task.weights.h5` (whose keys get `task/` in front).
 
     Raises:
         ValueError: it is none of these.
@@ -27,6 +29,9 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
         return load_file(path)
     if path.endswith((".h5", ".hdf5")):
         return _read_hdf5(path)
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(path) as archive:
+            return _read_hdf5(io.BytesIO(archive.read("model.weights.h5")))
     if path.endswith((".pt", ".pth", ".bin")):
         return _read_torch(path)
     raise ValueError(f"Expected .npz, .safetensors, .h5, .pt, .pth, .bin or a folder that holds one. Received: {path}")
@@ -43,7 +48,7 @@ def _read_folder(path: str) -> dict[str, np.ndarray]:
     raise ValueError(f"Expected a folder with model.safetensors or model.weights.h5. Received: {path}")
 
 
-def _read_hdf5(path: str) -> dict[str, np.ndarray]:
+def _read_hdf5(path: str | io.BytesIO) -> dict[str, np.ndarray]:
     import h5py
 
     arrays: dict[str, np.ndarray] = {}
@@ -72,7 +77,7 @@ def layout_of(keys: Mapping[str, np.ndarray]) -> str:
         "huggingface": "patch_embeddings.projection.",
         "timm": "patch_embed.proj.",
         "keras_hub": "vi_t_encoder/",
-        "vit_keras_legacy": "embed",
+        "vit_keras_legacy": "class_token",
     }
     for layout, sign in signs.items():
         if any(sign in key for key in keys):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import scipy.special
 
-from conversion import reference_layouts
+from conversion import reference_keras_layouts, reference_layouts
 from conversion.reference_resizing import resize_grid
 from conversion.reference_resizing import resize_patch as resize_patch
 from conversion.reference_stem import resnet
@@ -20,6 +20,8 @@ LAYOUTS = {
     "original": reference_layouts.original,
     "timm": reference_layouts.timm,
     "huggingface": reference_layouts.huggingface,
+    "keras_hub": reference_keras_layouts.keras_hub,
+    "vit_keras_legacy": reference_keras_layouts.vit_keras,
 }
 
 _CHOICES = {

@@ -80,6 +80,11 @@ class Facts:
         stride = self.stem.stride if self.stem else 1
         return grid[0] * self.patch_size[0] * stride, grid[1] * self.patch_size[1] * stride
 
+    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """The grid, in whole patches, of an image of this size."""
+        height, width = self.stem.map_size(image_size) if self.stem else image_size
+        return height // self.patch_size[0], width // self.patch_size[1]
+
     @property
     def published_heads(self) -> int | None:
         """Number of heads of the published Transformer of this width, depth and MLP, or None if there is none."""

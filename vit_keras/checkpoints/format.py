@@ -146,9 +146,13 @@ def config_number(config: Mapping[str, Any], name: str, default: float | None = 
     return value
 
 
-def config_grid(config: Mapping[str, Any], image: str, patch: str) -> tuple[int, int] | None:
-    """The grid that image and patch size of a configuration make, or None when it does not say them."""
-    image_size, patch_size = config_pair(config, image), config_pair(config, patch)
-    if image_size is None or patch_size is None or any(size < part for size, part in zip(image_size, patch_size)):
-        return None
-    return image_size[0] // patch_size[0], image_size[1] // patch_size[1]
+def config_choice(config: Mapping[str, Any], name: str, choices: Collection[str], default: str | None = None) -> Any:
+    """One of several words in a configuration.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    value = config.get(name, default)
+    if not isinstance(value, str) or value not in choices:
+        raise CheckpointError(f"config.json: expected {name!r} to be one of {', '.join(choices)}. Received: {value!r}")
+    return value

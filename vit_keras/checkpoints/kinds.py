@@ -19,6 +19,8 @@ def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
     def visit(key: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
             return
+        if not isinstance(key, str):
+            raise CheckpointError(f"{path}: {key!r} is no name. Expected UTF-8.")
         if item.external or item.is_virtual:
             raise CheckpointError(f"{path}: {key!r} lies in another file, which is refused.")
         if item.dtype.hasobject or item.dtype.names:

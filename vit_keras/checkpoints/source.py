@@ -1,6 +1,7 @@
 """A checkpoint, opened: its format recognised, its keys brought to the table's, its arrays still unread."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ import keras
 
 from vit_keras.checkpoints import rules
 from vit_keras.checkpoints.arrays import CheckpointError, Entry
-from vit_keras.checkpoints.facts import POSITIONS, Facts, facts_of
+from vit_keras.checkpoints.facts import Facts, facts_of
 from vit_keras.checkpoints.files import open_file
 from vit_keras.checkpoints.format import Format
 from vit_keras.checkpoints.maps import FORMATS, jax, native
@@ -70,9 +71,9 @@ def open_checkpoint(
         known_format = find_format(opened.entries, format)
         entries, left_out = known_format.canonical(opened.entries)
         known = known_format.known(opened.config)
-        grid = known.pop("source_grid", None) if source_grid is None else as_pair(source_grid, "source_grid")
+        grid = None if source_grid is None else as_pair(source_grid, "source_grid")
         numerics = known.pop("numerics", known_format.numerics)
-        facts = _facts(known_format, entries, numerics, grid)
+        facts, grid = _facts(known_format, entries, numerics, grid, known.pop("image_size", None))
         changes = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
         facts = dataclasses.replace(facts, **changes)
     except CheckpointError as error:
@@ -119,34 +120,49 @@ def find_format(entries: Mapping[str, Entry], name: str | None) -> Format:
     return next((known for known in named if known.recognises(entries.keys())), named[0] if name else jax.FORMAT)
 
 
-def _facts(known: Format, entries: dict[str, Entry], numerics: Numerics, grid: tuple[int, int] | None) -> Facts:
+def _facts(
+    known: Format,
+    entries: dict[str, Entry],
+    numerics: Numerics,
+    grid: tuple[int, int] | None,
+    image_size: tuple[int, int] | None,
+) -> tuple[Facts, tuple[int, int] | None]:
+    """The facts, and the grid of the position table where the caller or a configuration says it."""
     shapes = rules.shapes_of(known.rules, entries)
-    table = shapes.get(POSITIONS)
-    rows = _prefix_rows(table[1], known.prefix_rows(entries.keys()), grid) if table and len(table) == 3 else 0
-    facts = facts_of(shapes, rows, known.heads(entries), numerics, grid)
+    choices, heads = known.prefix_rows(entries.keys()), known.heads(entries)
+    facts = facts_of(shapes, choices[0], heads, numerics)
     if facts is None:
         title = known.title if known.recognises(entries.keys()) else "a layout known here"
         raise CheckpointError(f"Not a Vision Transformer in {title}: {_looks_like(entries)}.")
-    return facts
+    count = facts.places + facts.prefix_rows
+    if grid is None and image_size is not None:
+        said = facts.grid_of(image_size)
+        grid = said if any(count - rows == math.prod(said) for rows in choices) else None
+    rows = _prefix_rows(count, choices, grid)
+    # A grid that does not fit is told where it meets the table.
+    fits = grid is None or math.prod(grid) == count - rows
+    return facts_of(shapes, rows, heads, numerics, grid if fits else None) or facts, grid
 
 
 def _prefix_rows(count: int, choices: tuple[int, ...], grid: tuple[int, int] | None) -> int:
     """How many of `count` rows of a position table stand before its grid.
 
     Raises:
-        CheckpointError: two of the choices leave a square.
+        CheckpointError: more than one reading is likely: two squares, or one that would be unusual for the format.
     """
     if grid is not None:
-        return next((rows for rows in choices if count - rows == grid[0] * grid[1]), choices[0])
-    readings = {rows: square_grid(count - rows) for rows in choices}
-    squares = {rows: square for rows, square in readings.items() if square}
-    if len(squares) > 1:
-        both = " or ".join(f"{rows} before a grid of {height}x{width}" for rows, (height, width) in squares.items())
-        raise CheckpointError(
-            f"The position table's {count} rows can be read in {len(squares)} ways, {both}: "
-            "pass source_grid=(height, width)"
-        )
-    return next(iter(squares), choices[0])
+        return next((rows for rows in choices if count - rows == math.prod(grid)), choices[0])
+    squares = {rows: square for rows in choices if (square := square_grid(count - rows))}
+    if not squares or (len(squares) == 1 and choices[0] in squares):
+        return choices[0]
+    readings = []
+    for rows in choices:
+        what = f"a grid of {squares[rows][0]}x{squares[rows][1]}" if rows in squares else f"{count - rows} other places"
+        readings.append(f"{rows} before {what}")
+    raise CheckpointError(
+        f"The position table's {count} rows can be read in two ways, {' or '.join(readings)}: "
+        "pass source_grid=(height, width)"
+    )
 
 
 def _looks_like(entries: Mapping[str, Entry]) -> str:

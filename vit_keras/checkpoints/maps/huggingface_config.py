@@ -7,7 +7,7 @@ from vit_keras import labels
 from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.facts import Facts
 from vit_keras.checkpoints.files import PROCESSOR
-from vit_keras.checkpoints.format import config_grid, config_number, config_part
+from vit_keras.checkpoints.format import config_choice, config_number, config_pair, config_part
 from vit_keras.records import Numerics, Preprocessing, Weights
 
 GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
@@ -18,12 +18,8 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the `config.json` of transformers says."""
     if "hidden_size" not in config:
         return {}
-    model = config.get("model_type")
-    if model not in MODELS:
-        raise CheckpointError(f"config.json: expected a model_type of {', '.join(MODELS)}. Received: {model!r}")
-    act = config.get("hidden_act", "gelu")
-    if act not in GELUS:
-        raise CheckpointError(f"config.json: expected a hidden_act of {', '.join(GELUS)}. Received: {act!r}")
+    model = config_choice(config, "model_type", MODELS)
+    act = config_choice(config, "hidden_act", GELUS, "gelu")
     if config.get("use_swiglu_ffn"):
         raise CheckpointError("config.json: use_swiglu_ffn, the gated MLP of DINOv2's largest size, is not supported")
     default = VIT_EPSILON if model in ("vit", "deit") else DINOV2_EPSILON
@@ -31,7 +27,7 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
         "preprocessing": preprocessing(config_part(config, PROCESSOR)),
         "num_heads": config_number(config, "num_attention_heads"),
         "numerics": Numerics(GELUS[act], config_number(config, "layer_norm_eps", default)),
-        "source_grid": config_grid(config, "image_size", "patch_size"),
+        "image_size": config_pair(config, "image_size"),
     }
     return {name: value for name, value in result.items() if value is not None}
 

@@ -18,8 +18,8 @@ from vit_keras.checkpoints.format import (
     Entries,
     Format,
     Written,
-    config_grid,
     config_number,
+    config_pair,
     config_part,
     numerics_reasons,
 )
@@ -97,10 +97,9 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     inner = config_part(config, "config")
     shape = inner.get("image_shape")
-    sizes = {**inner, "image_size": shape[:2] if isinstance(shape, list) else None}
     result = {
         "numerics": Numerics("exact", config_number(inner, "layer_norm_epsilon", 1e-6)),
-        "source_grid": config_grid(sizes, "image_size", "patch_size"),
+        "image_size": config_pair({"image_shape": shape[:2]}, "image_shape") if isinstance(shape, list) else None,
     }
     return {name: value for name, value in result.items() if value is not None}
 

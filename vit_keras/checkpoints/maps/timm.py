@@ -18,8 +18,9 @@ from vit_keras.checkpoints.format import (
     Entries,
     Format,
     Written,
-    config_grid,
+    config_choice,
     config_number,
+    config_pair,
     config_part,
     numerics_reasons,
 )
@@ -124,7 +125,8 @@ def _prefix(entries: Entries) -> str:
 def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
     """Class and distillation token have rows, unless the model was built with `no_embed_class`."""
     tokens = ("cls_token" in keys) + ("dist_token" in keys)
-    return (tokens, 0) if tokens else (0,)
+    # Models with registers are built so.
+    return ((0, tokens) if "reg_token" in keys else (tokens, 0)) if tokens else (0,)
 
 
 NUMERICS = Numerics("exact", 1e-6, group_norm_epsilon=1e-5, std_epsilon=1e-8, std_epsilon_in_variance=True)
@@ -144,19 +146,23 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     if "architecture" not in config:
         return {}
     args = config_part(config, "model_args")
-    act = args.get("act_layer") or "gelu"
-    if act not in GELUS:
-        raise CheckpointError(f"config.json: expected act_layer {' or '.join(GELUS)}. Received: {act!r}")
+    act = config_choice({"act_layer": args.get("act_layer") or "gelu"}, "act_layer", GELUS)
     result: dict[str, Any] = {
         "preprocessing": preprocessing(config_part(config, "pretrained_cfg")),
         "numerics": dataclasses.replace(NUMERICS, gelu=GELUS[act]),
         "num_heads": config_number(args, "num_heads"),
-        "source_grid": config_grid(args, "img_size", "patch_size"),
+        "image_size": config_pair(args, "img_size") or _input_size(config_part(config, "pretrained_cfg")),
     }
     pooling = args.get("global_pool", config.get("global_pool"))
-    if pooling in ("avg", ""):  # what else there is, the keys tell
+    if isinstance(pooling, str) and pooling in ("avg", ""):  # what else there is, the keys tell
         result["pooling"] = POOLINGS[pooling]
     return {name: value for name, value in result.items() if value is not None or name == "pooling"}
+
+
+def _input_size(pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(height, width) of `input_size` (C, H, W)."""
+    size = pretrained.get("input_size")
+    return config_pair({"input_size": size[1:]}, "input_size") if isinstance(size, list) and len(size) == 3 else None
 
 
 def preprocessing(pretrained: Mapping[str, Any]) -> Preprocessing:
