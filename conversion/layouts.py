@@ -73,11 +73,11 @@ def layout_of(keys: Mapping[str, np.ndarray]) -> str:
         ValueError: they are of none.
     """
     signs = {
+        "vit_keras_legacy": "class_token",  # before the original, whose names it has inside its own
         "original": "Transformer/",
         "huggingface": "patch_embeddings.projection.",
         "timm": "patch_embed.proj.",
         "keras_hub": "vi_t_encoder/",
-        "vit_keras_legacy": "class_token",
     }
     for layout, sign in signs.items():
         if any(sign in key for key in keys):

@@ -109,7 +109,8 @@ def vit_keras(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             key = key.replace("layers/transformer_block/", "layers/transformer_block_0/")
             key = re.sub(r"^layers/dense/", "layers/first/" if two else "layers/last/", key)
             key = re.sub(r"^layers/dense_1/", "layers/last/", key)
-        else:  # `layer/layer/kernel:0`, in whole models below `model_weights`
-            key = key.removeprefix("model_weights/").removesuffix(":0").partition("/")[2]
+        else:  # `layer/layer/kernel:0`, in whole models below `model_weights`; in 0.1 with slashes in a layer's name
+            key = key.removeprefix("model_weights/").removesuffix(":0").replace("Transformer/", "Transformer_")
+            key = re.sub(r"^(.+?)/\1/", r"\1/", key)
         named[key] = value
     return claim(named, VIT_KERAS, ignored=r"(?:.*/)?(?:_?optimizer|optimizer_weights).*")

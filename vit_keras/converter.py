@@ -1,7 +1,10 @@
 """One checkpoint from any format into any other, with what may change on the way."""
 
 import dataclasses
+import json
 import os
+import time
+import zipfile
 from typing import Any
 
 import keras
@@ -124,5 +127,20 @@ def _write(model: keras.Model, to: str, out: str, accept_numerics: bool) -> dict
             model.export(folder, verbose=False)
     else:
         with replacing(out) as temporary:
-            model.save(temporary) if to == "keras" else model.save_weights(temporary)
+            _save_keras(model, temporary) if to == "keras" else model.save_weights(temporary)
     return {}
+
+
+def _save_keras(model: keras.Model, path: str) -> None:
+    """`model.save(path)`, the weights written to the disk first: Keras holds a second copy of them in memory."""
+    weights = f"{path}.weights.h5"
+    metadata = {"keras_version": keras.version(), "date_saved": time.strftime("%Y-%m-%d@%H:%M:%S")}
+    try:
+        model.save_weights(weights)
+        with zipfile.ZipFile(path, "x", allowZip64=True) as archive:
+            archive.writestr("metadata.json", json.dumps(metadata))
+            archive.writestr("config.json", json.dumps(keras.saving.serialize_keras_object(model)))
+            archive.write(weights, "model.weights.h5")
+    finally:
+        if os.path.exists(weights):
+            os.unlink(weights)

@@ -31,6 +31,7 @@ SOURCES = {
     "keras_hub": (str(PEERS / "keras_hub_token"), {}),
     "keras_hub gap": (str(PEERS / "keras_hub_gap"), {}),
     "vit_keras 0.2": (str(PEERS / "vit_keras_plain.weights.h5"), {"num_heads": 4}),
+    "vit_keras 0.1": (str(PEERS / "vit_keras_01.h5"), {"num_heads": 4}),
     "vit_keras .h5": (str(PEERS / "vit_keras_plain.h5"), {}),
     "vit_keras pre_logits": (str(PEERS / "vit_keras_pre_logits.weights.h5"), {"num_heads": 4}),
 }

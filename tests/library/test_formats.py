@@ -52,6 +52,10 @@ def test_the_librarys_outputs(saved):
     model = vit_keras.from_checkpoint(folder)
     found = run(model, (48, 32) if case == "rectangle" else (32, 32), file["outputs"])
     np.testing.assert_allclose(found, file["outputs"], atol=2e-5 * np.abs(file["outputs"]).max(), rtol=0)
+    if case.startswith("hybrid"):  # what outputs of this size do not show
+        assert model.get_layer("gn_root").epsilon == 1e-5
+    if "faint_outputs" in file:
+        np.testing.assert_allclose(model(images_of((32, 32)) / 256), file["faint_outputs"], atol=2e-5)
 
 
 @pytest.mark.parametrize("case", TALL)
@@ -103,25 +107,13 @@ def test_keras_hub(case, tmp_path):
             assert found[key] == wanted[key], key
 
 
-@pytest.mark.parametrize("file", ["plain.weights.h5", "plain.h5", "pre_logits.weights.h5"])
+@pytest.mark.parametrize("file", ["plain.weights.h5", "plain.h5", "pre_logits.weights.h5", "01.h5"])
 def test_old_vit_keras(file):
     expected = golden(f"peers/vit_keras_{file.split('.')[0]}")["outputs"]
     options = {} if file.endswith("plain.h5") else {"num_heads": 4}
     model = vit_keras.from_checkpoint(PEERS / f"vit_keras_{file}", **options)
     np.testing.assert_allclose(model(images_of((32, 32))), expected, atol=2e-6)
     assert model.get_layer("Transformer_encoderblock_0").gelu == "exact"
-
-
-def test_old_vit_keras_0_1():
-    """Keras 2 wrote the name of a layer twice, `:0` at the end, and no `MlpBlock_3`."""
-    entries = open_file(PEERS / "vit_keras_plain.h5").entries
-    old = {
-        key.removeprefix("model_weights/").replace("MlpBlock_3/", "").replace("_Dense_", "/Dense_") + ":0": entry.read()
-        for key, entry in entries.items()
-    }
-    assert "Transformer_encoderblock_0/Transformer_encoderblock_0/Transformer_encoderblock_0/Dense_0/kernel:0" in old
-    model = vit_keras.from_checkpoint(old, num_heads=4)
-    np.testing.assert_allclose(model(images_of((32, 32))), golden("peers/vit_keras_plain")["outputs"], atol=2e-6)
 
 
 def peer_arrays(name):
@@ -152,6 +144,7 @@ def test_state_dicts_of_pre_training(wrapping):
         first = {"MoCo v3": "base_encoder"}.get(wrapping, "teacher")
         wrapped |= {key.replace(first, second): 2 * value for key, value in wrapped.items()}
     beside = dict.fromkeys(BESIDE[wrapping], np.zeros(3))
+    assert open_checkpoint({**wrapped, **beside}).facts.num_heads == (12 if wrapping == "MoCo v3" else None)
     model = vit_keras.from_checkpoint({**wrapped, **beside}, num_heads=4)
     plain = vit_keras.from_checkpoint(arrays, num_heads=4)
     np.testing.assert_array_equal(model(images_of((32, 32))), plain(images_of((32, 32))))
@@ -159,12 +152,16 @@ def test_state_dicts_of_pre_training(wrapping):
 
 
 def test_facebooks_names_of_dinov2():
+    """Their tables have a row for the class token, which timm adds to the token when it converts them."""
     arrays = peer_arrays("timm_registers")
+    row = np.random.default_rng(0).normal(size=(1, 1, 24)).astype("float32")
     renamed = {key.replace("reg_token", "register_tokens"): value for key, value in arrays.items()}
     renamed = {key.replace("blocks.1.", "blocks.0.1."): value for key, value in renamed.items()}
     renamed["mask_token"] = np.zeros((1, 24))
+    renamed["pos_embed"] = np.concatenate([row, arrays["pos_embed"]], axis=1)
+    arrays["cls_token"] = arrays["cls_token"] + row
     a, b = (vit_keras.from_checkpoint(each, num_heads=4)(images_of((32, 32))) for each in (arrays, renamed))
-    np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize(("case", "model"), [("vit", "vit"), ("deit_with_teacher", "deit"), ("dinov2_head", "dinov2")])
@@ -300,13 +297,16 @@ def test_counts_that_read_in_two_ways():
     """25 rows: 5x5 places without a row for the class token, or 4x6 with one."""
     arrays = peer_arrays("timm_rectangle")
     assert arrays["pos_embed"].shape[1] == 25
-    with pytest.raises(CheckpointError, match=r"25 rows .*1 before 24 other places or 0 before a grid of 5x5"):
+    with pytest.raises(CheckpointError, match=r"25 rows .*1 before 24 others or 0 before a grid of 5x5"):
         vit_keras.from_checkpoint(arrays, num_heads=4)
     model = vit_keras.from_checkpoint(arrays, num_heads=4, source_grid=(6, 4))
     assert model.input_shape == (None, 48, 32, 3)
-    registers = {**peer_arrays("timm_registers")}
+    registers = peer_arrays("timm_registers")
     registers["pos_embed"] = registers["pos_embed"][:, :9]
     assert vit_keras.from_checkpoint(registers, num_heads=4).input_shape == (None, 24, 24, 3)
+    registers["pos_embed"] = np.zeros((1, 1, 24))
+    with pytest.raises(CheckpointError, match="no square"):
+        vit_keras.from_checkpoint({**registers, "pos_embed": np.zeros((1, 12, 24))}, num_heads=4)
 
 
 def test_heads_that_no_file_tells():

@@ -105,7 +105,10 @@ def _npz_entry(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> En
     def read():
         with read_errors(path, key), archive.open(info) as member:
             _npy_header(member)
-            array = np.frombuffer(bytearray(member.read()), dtype)
+            array = np.empty(int(np.prod(shape)), dtype)
+            view = memoryview(array.view(np.uint8)).cast("B")
+            if member.readinto(view) != len(view) or member.read(1):
+                raise ValueError("its length is not the one it declares")
             return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
     return checked(key, Entry(shape, dtype, read), path)
@@ -160,9 +163,16 @@ def replacing(path: str | os.PathLike) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def write_npz(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held before."""
+def value_of(value: Any) -> np.ndarray:
+    """An array, read now if it is an entry."""
+    return value.read() if isinstance(value, Entry) else np.asanyarray(value)
+
+
+def write_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
+    """Write arrays or entries as an uncompressed `.npz`, keys sorted; the path holds the whole file or what it held
+    before.
+    """
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "x", allowZip64=True) as archive:
         for key in sorted(arrays):
             with archive.open(key + ".npy", "w", force_zip64=True) as member:
-                npy.write_array(member, np.asanyarray(arrays[key]), allow_pickle=False)
+                npy.write_array(member, value_of(arrays[key]), allow_pickle=False)

@@ -104,14 +104,18 @@ def _is_wide_group_norm(key: str, entry: Entry) -> bool:
     return bool(_GROUP_NORM.fullmatch(key)) and len(entry.shape) == 4 and entry.shape[:3] == (1, 1, 1)
 
 
-def to_released(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_released(entries: Entries) -> Entries:
     """Current names and shapes to those of the released files."""
     return {
-        _rename_part(key, _RELEASED_NAMES): array[None, None, None] if _GROUP_NORM.fullmatch(key) else array
-        for key, array in arrays.items()
+        _rename_part(key, _RELEASED_NAMES): entry.then(_widened) if _GROUP_NORM.fullmatch(key) else entry
+        for key, entry in entries.items()
     }
 
 
-def raise_positions(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _widened(array: np.ndarray) -> np.ndarray:
+    return array[None, None, None]
+
+
+def raise_positions(entries: Entries) -> Entries:
     """The position table at the top level, as big_vision has it."""
-    return {TOP_LEVEL_POSITIONS_KEY if key == POSITIONS_KEY else key: array for key, array in arrays.items()}
+    return {TOP_LEVEL_POSITIONS_KEY if key == POSITIONS_KEY else key: entry for key, entry in entries.items()}

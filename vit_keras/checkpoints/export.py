@@ -38,8 +38,9 @@ def export_arrays(model: keras.Model, naming: str = "released") -> dict[str, np.
     """
     as_choice(naming, "naming", ("released", "current"))
     backbone = rules.find_backbone(model)
-    arrays = jax.placed(rules.export(jax.RULES, rules.collect_targets(backbone)), facts_of_model(backbone))
-    return eras.to_released(arrays) if naming == "released" else arrays
+    entries = jax.placed(rules.export(jax.RULES, rules.collect_targets(backbone)), facts_of_model(backbone))
+    entries = eras.to_released(entries) if naming == "released" else entries
+    return {key: entry.read() for key, entry in entries.items()}
 
 
 def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "released") -> None:
@@ -48,7 +49,7 @@ def save_npz(model: keras.Model, path: str | os.PathLike, naming: str = "release
 
 
 def prepare(model: keras.Model, family: str, accept_numerics: bool = False) -> tuple[Format, Written, dict[str, str]]:
-    """A model's weights in a foreign format, in memory; and path of each variable → its key there.
+    """A model's weights in a foreign format, not yet read; and path of each variable → its key there.
 
     Args:
         model: a model with one Vision Transformer of this library in it.
@@ -76,9 +77,9 @@ def prepare(model: keras.Model, family: str, accept_numerics: bool = False) -> t
             + hint
         )
     targets = rules.collect_targets(backbone)
-    arrays = rules.export(known.rules, targets)
-    written = known.write(arrays, facts, record)
-    final = dict(zip(arrays, written.arrays))  # a format renames keys, and keeps their order
+    entries = rules.export(known.rules, targets)
+    written = known.write(entries, facts, record)
+    final = dict(zip(entries, written.entries))  # a format renames keys, and keeps their order
     keys = {path: final[rules.translate(known.rules, "target", path)[0][1]] for path in targets}
     return known, written, keys
 
@@ -129,10 +130,10 @@ def save_checkpoint(
     refuse_existing(path, force)
     known, written, keys = prepare(model, format, accept_numerics)
     if known.family == "original":
-        write_npz(path, written.arrays)
+        write_npz(path, written.entries)
         return keys
     with replacing_folder(path) as folder:
-        known.save_arrays(folder, written.arrays)
+        known.save_arrays(folder, written.entries)
         for name, content in written.files.items():
             write_json(os.path.join(folder, name), content)
     return keys

@@ -4,9 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from vit_keras.checkpoints.arrays import CheckpointError, Entry
 from vit_keras.checkpoints.facts import Facts
@@ -23,8 +21,8 @@ def _as_they_are(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     return entries, ()
 
 
-def _save_safetensors(folder: str, arrays: Mapping[str, np.ndarray]) -> None:
-    write_safetensors(os.path.join(folder, "model.safetensors"), arrays, {"format": "pt"})
+def _save_safetensors(folder: str, entries: Entries) -> None:
+    write_safetensors(os.path.join(folder, "model.safetensors"), entries, {"format": "pt"})
 
 
 def _nothing_known(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,12 +34,19 @@ class Written:
     """A model in a foreign format, not yet on disk.
 
     Args:
-        arrays: key → array.
+        entries: key → array, still unread.
         files: name → JSON content of the files beside them.
     """
 
-    arrays: dict[str, np.ndarray]
+    entries: Entries
     files: dict[str, Any]
+
+
+class PrefixRows(NamedTuple):
+    """Numbers of rows that may stand before the grid of a position table; the unusual ones are asked about."""
+
+    usual: tuple[int, ...]
+    unusual: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +63,13 @@ class Format:
         preprocessing: what its weights expect of pixels, unless their configuration says otherwise.
         recognises: whether these keys are its own.
         canonical: entries of any era of the format → (entries under the keys of the table, keys left out).
-        prefix_rows: keys of the table → the numbers of rows that may stand before the grid of the position table, the
-            usual one first.
+        prefix_rows: keys of the table → how many rows may stand before the grid of the position table.
         known: configuration → fields of `Checkpoint` and `Facts` that it decides.
-        heads: entries → number of attention heads, for formats whose shapes tell it.
+        heads: entries as they are in the file → number of attention heads, where they tell it.
         refuse: (facts, numerics) → why the format cannot express a model, one sentence each. The word "numerics"
             begins those that `accept_numerics` lets pass.
-        write: (arrays under the keys of the table, facts, record) → what goes on disk.
-        save_arrays: (folder, arrays) writes them there. Default: into `model.safetensors`.
+        write: (entries under the keys of the table, facts, record) → what goes on disk.
+        save_arrays: (folder, entries) writes them there. Default: into `model.safetensors`.
     """
 
     name: str
@@ -77,12 +81,12 @@ class Format:
     preprocessing: Preprocessing
     recognises: Callable[[Collection[str]], bool]
     canonical: Callable[[Entries], tuple[Entries, tuple[str, ...]]] = _as_they_are
-    prefix_rows: Callable[[Collection[str]], tuple[int, ...]] = lambda keys: (1,)
+    prefix_rows: Callable[[Collection[str]], PrefixRows] = lambda keys: PrefixRows((1,))
     known: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing_known
     heads: Callable[[Entries], int | None] = lambda entries: None
     refuse: Callable[[Facts, Numerics], list[str]] | None = None
-    write: Callable[[dict[str, np.ndarray], Facts, Weights], Written] | None = None
-    save_arrays: Callable[[str, Mapping[str, np.ndarray]], None] = _save_safetensors
+    write: Callable[[Entries, Facts, Weights], Written] | None = None
+    save_arrays: Callable[[str, Entries], None] = _save_safetensors
 
 
 def numerics_reasons(ours: Numerics, theirs: Numerics, who: str, stem: Stem | None = None) -> list[str]:

@@ -1,13 +1,15 @@
 """Readers and writers of the kinds of files that hold arrays, beside `.npz`: HDF5, `.safetensors`, PyTorch's."""
 
 import importlib
+import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_keras.checkpoints.arrays import CheckpointError, Entry, checked, read_errors, replacing
+from vit_keras.checkpoints.arrays import CheckpointError, Entry, checked, read_errors, replacing, value_of
 
 
 def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
@@ -110,18 +112,30 @@ def import_extra(module: str, extra: str, before: str = "") -> Any:
         ) from None
 
 
-def write_hdf5(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as HDF5 data sets; the path holds the whole file or what it held before."""
+def write_hdf5(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
+    """Write arrays or entries as HDF5 data sets; the path holds the whole file or what it held before."""
     import h5py
 
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         for key, array in arrays.items():
-            file.create_dataset(key, data=array)
+            file.create_dataset(key, data=value_of(array))
 
 
-def write_safetensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write arrays as `.safetensors`; the path holds the whole file or what it held before."""
-    numpy_module = import_extra("safetensors.numpy", "convert")
-    with replacing(path) as temporary:
-        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        numpy_module.save_file(contiguous, temporary, metadata=metadata)
+def write_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: dict[str, str]) -> None:
+    """Write arrays or entries as `.safetensors`; the path holds the whole file or what it held before.
+
+    One after the other: the safetensors package writes only what is in memory as a whole. The format is a JSON header
+    behind its length, then the arrays (github.com/huggingface/safetensors, "Format").
+    """
+    names = {name: code for code, name in SAFETENSORS_DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for key, array in arrays.items():
+        start, end = end, end + math.prod(array.shape) * array.dtype.itemsize
+        header[key] = {"dtype": names[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(value_of(array)).data)

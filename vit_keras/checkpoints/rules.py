@@ -126,14 +126,14 @@ def shapes_of(rules: Iterable[Rule], entries: Mapping[str, Entry]) -> dict[str, 
     return shapes
 
 
-def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, np.ndarray]:
-    """Every variable as an array under its key in the format.
+def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, Entry]:
+    """Every variable, still unread, as an array under its key in the format.
 
     Raises:
         CheckpointError: the format has no name for some variables; all of them are listed.
     """
     rules = tuple(rules)
-    parts: dict[str, dict[int, np.ndarray]] = {}
+    parts: dict[str, dict[int, Entry]] = {}
     problems = []
     for path, target in targets.items():
         found = translate(rules, "target", path)
@@ -141,13 +141,24 @@ def export(rules: Iterable[Rule], targets: Mapping[str, Target]) -> dict[str, np
             problems.append(f" - {path} {target.shape}")
             continue
         rule, key = found[0]
-        parts.setdefault(key, {})[rule.transform.part[0]] = rule.transform.back(to_numpy(target.variable), target)
+        parts.setdefault(key, {})[rule.transform.part[0]] = _exported(rule.transform, target)
     if problems:
         raise CheckpointError("This format has no name for\n" + "\n".join(sorted(problems, key=_natural)))
-    return {
-        key: np.concatenate([arrays[index] for index in sorted(arrays)]) if len(arrays) > 1 else arrays.popitem()[1]
-        for key, arrays in parts.items()
-    }
+    return {key: _joined([entries[index] for index in sorted(entries)]) for key, entries in parts.items()}
+
+
+def _exported(transform: Transform, target: Target) -> Entry:
+    dtype = np.dtype(keras.backend.standardize_dtype(target.variable.dtype))
+    value = Entry(target.shape, dtype, lambda: to_numpy(target.variable))
+    return value.then(lambda array: transform.back(array, target))
+
+
+def _joined(entries: list[Entry]) -> Entry:
+    """Entries joined along their first axis."""
+    if len(entries) == 1:
+        return entries[0]
+    shape = (sum(entry.shape[0] for entry in entries), *entries[0].shape[1:])
+    return Entry(shape, entries[0].dtype, lambda: np.concatenate([entry.read() for entry in entries]))
 
 
 def apply(assignments: list[Assignment], context: Context, rollback: bool) -> None:

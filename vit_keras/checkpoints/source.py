@@ -12,7 +12,7 @@ from vit_keras.checkpoints import rules
 from vit_keras.checkpoints.arrays import CheckpointError, Entry
 from vit_keras.checkpoints.facts import Facts, facts_of
 from vit_keras.checkpoints.files import open_file
-from vit_keras.checkpoints.format import Format
+from vit_keras.checkpoints.format import Format, PrefixRows
 from vit_keras.checkpoints.maps import FORMATS, jax, native
 from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of
 from vit_keras.checks import as_pair
@@ -73,7 +73,9 @@ def open_checkpoint(
         known = known_format.known(opened.config)
         grid = None if source_grid is None else as_pair(source_grid, "source_grid")
         numerics = known.pop("numerics", known_format.numerics)
-        facts, grid = _facts(known_format, entries, numerics, grid, known.pop("image_size", None))
+        facts, grid = _facts(
+            known_format, entries, numerics, known_format.heads(opened.entries), grid, known.pop("image_size", None)
+        )
         changes = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
         facts = dataclasses.replace(facts, **changes)
     except CheckpointError as error:
@@ -124,41 +126,47 @@ def _facts(
     known: Format,
     entries: dict[str, Entry],
     numerics: Numerics,
+    heads: int | None,
     grid: tuple[int, int] | None,
     image_size: tuple[int, int] | None,
 ) -> tuple[Facts, tuple[int, int] | None]:
     """The facts, and the grid of the position table where the caller or a configuration says it."""
     shapes = rules.shapes_of(known.rules, entries)
-    choices, heads = known.prefix_rows(entries.keys()), known.heads(entries)
-    facts = facts_of(shapes, choices[0], heads, numerics)
+    choices = known.prefix_rows(entries.keys())
+    facts = facts_of(shapes, choices.usual[0], heads, numerics)
     if facts is None:
         title = known.title if known.recognises(entries.keys()) else "a layout known here"
         raise CheckpointError(f"Not a Vision Transformer in {title}: {_looks_like(entries)}.")
     count = facts.places + facts.prefix_rows
     if grid is None and image_size is not None:
         said = facts.grid_of(image_size)
-        grid = said if any(count - rows == math.prod(said) for rows in choices) else None
+        grid = said if any(count - rows == math.prod(said) for rows in sum(choices, ())) else None
     rows = _prefix_rows(count, choices, grid)
     # A grid that does not fit is told where it meets the table.
     fits = grid is None or math.prod(grid) == count - rows
     return facts_of(shapes, rows, heads, numerics, grid if fits else None) or facts, grid
 
 
-def _prefix_rows(count: int, choices: tuple[int, ...], grid: tuple[int, int] | None) -> int:
+def _prefix_rows(count: int, rows: PrefixRows, grid: tuple[int, int] | None) -> int:
     """How many of `count` rows of a position table stand before its grid.
 
     Raises:
-        CheckpointError: more than one reading is likely: two squares, or one that would be unusual for the format.
+        CheckpointError: more than one reading is likely: two squares, or a square that would be unusual.
     """
+    choices = (*rows.usual, *rows.unusual)
     if grid is not None:
-        return next((rows for rows in choices if count - rows == math.prod(grid)), choices[0])
-    squares = {rows: square for rows in choices if (square := square_grid(count - rows))}
-    if not squares or (len(squares) == 1 and choices[0] in squares):
+        return next((before for before in choices if count - before == math.prod(grid)), choices[0])
+    squares = {before: square for before in choices if (square := square_grid(count - before))}
+    if len(squares) == 1 and not squares.keys() & set(rows.unusual):
+        return next(iter(squares))
+    if not squares:
         return choices[0]
     readings = []
-    for rows in choices:
-        what = f"a grid of {squares[rows][0]}x{squares[rows][1]}" if rows in squares else f"{count - rows} other places"
-        readings.append(f"{rows} before {what}")
+    for before in choices:
+        square = squares.get(before)
+        readings.append(
+            f"{before} before {f'a grid of {square[0]}x{square[1]}' if square else f'{count - before} others'}"
+        )
     raise CheckpointError(
         f"The position table's {count} rows can be read in two ways, {' or '.join(readings)}: "
         "pass source_grid=(height, width)"

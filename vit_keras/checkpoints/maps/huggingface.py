@@ -10,9 +10,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from vit_keras.checkpoints.arrays import CheckpointError
+from vit_keras.checkpoints.arrays import CheckpointError, Entry
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
-from vit_keras.checkpoints.format import Entries, Format, Written
+from vit_keras.checkpoints.format import Entries, Format, PrefixRows, Written
 from vit_keras.checkpoints.maps.huggingface_config import (
     DINOV2_EPSILON,
     VIT_EPSILON,
@@ -110,8 +110,8 @@ def has_registers(keys: Collection[str]) -> bool:
     return is_dinov2(keys) and any("embeddings.register_tokens" in key for key in keys)
 
 
-def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
-    return (1 + ("embeddings.distillation_token" in keys),)
+def prefix_rows(keys: Collection[str]) -> PrefixRows:
+    return PrefixRows((1 + ("embeddings.distillation_token" in keys),))
 
 
 def _refuse_always(facts: Facts) -> list[str]:
@@ -151,7 +151,7 @@ def refuse_dinov2(facts: Facts, numerics: Numerics) -> list[str]:
     return reasons
 
 
-def write_vit(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Written:
+def write_vit(entries: Entries, facts: Facts, record: Weights) -> Written:
     """A folder for `from_pretrained` of `ViTModel`, `ViTForImageClassification` or their DeiT twins."""
     model = "deit" if facts.distillation else "vit"
     two_heads = facts.distillation is True and bool(facts.classes)
@@ -159,13 +159,13 @@ def write_vit(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> W
     config = common_config(facts, record, model, {"vit": "ViT", "deit": "DeiT"}[model] + kind)
     config["intermediate_size"] = facts.mlp_dim
     if two_heads:
-        arrays = {f"cls_{key}" if key.startswith("classifier.") else key: array for key, array in arrays.items()}
+        entries = {f"cls_{key}" if key.startswith("classifier.") else key: entry for key, entry in entries.items()}
     missing_rows = 1 + bool(facts.distillation) - facts.prefix_rows
-    arrays = _named(arrays, model if facts.classes else "", missing_rows)
-    return Written(arrays, folder_files(config, record, facts))
+    entries = _named(entries, model if facts.classes else "", missing_rows)
+    return Written(entries, folder_files(config, record, facts))
 
 
-def write_dinov2(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Written:
+def write_dinov2(entries: Entries, facts: Facts, record: Weights) -> Written:
     """A folder for `from_pretrained` of `Dinov2Model`, `Dinov2ForImageClassification` or those with registers."""
     model = "dinov2_with_registers" if facts.registers else "dinov2"
     kind = "ForImageClassification" if facts.classes else "Model"
@@ -174,18 +174,25 @@ def write_dinov2(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -
     if facts.registers:
         config["num_register_tokens"] = facts.registers
     # Used in pre-training alone; a file without it makes from_pretrained warn of a new one.
-    arrays = {**arrays, "embeddings.mask_token": np.zeros((1, facts.width), "float32")}
-    arrays = _named(arrays, model if facts.classes else "", 1 - facts.prefix_rows)
-    return Written(arrays, folder_files(config, record, facts))
+    entries = {**entries, "embeddings.mask_token": _zeros(1, facts.width)}
+    entries = _named(entries, model if facts.classes else "", 1 - facts.prefix_rows)
+    return Written(entries, folder_files(config, record, facts))
 
 
-def _named(arrays: dict[str, np.ndarray], model: str, missing_rows: int) -> dict[str, np.ndarray]:
+def _named(entries: Entries, model: str, missing_rows: int) -> Entries:
     """Keys behind the model's name, and a position table with a row for each prefix token, zero where ours has none."""
-    table = arrays["embeddings.position_embeddings"]
-    rows = np.zeros((1, missing_rows, table.shape[2]), table.dtype)
-    arrays = {**arrays, "embeddings.position_embeddings": np.concatenate([rows, table], axis=1)}
+
+    def with_rows(table: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros((1, missing_rows, table.shape[2]), table.dtype), table], axis=1)
+
+    table = entries["embeddings.position_embeddings"]
+    entries = {**entries, "embeddings.position_embeddings": table.then(with_rows) if missing_rows else table}
     inside = ("embeddings.", "encoder.", "layernorm.")
-    return {f"{model}.{key}" if model and key.startswith(inside) else key: array for key, array in arrays.items()}
+    return {f"{model}.{key}" if model and key.startswith(inside) else key: entry for key, entry in entries.items()}
+
+
+def _zeros(*shape: int) -> Entry:
+    return Entry(shape, np.dtype("float32"), lambda: np.zeros(shape, "float32"))
 
 
 VIT = Format(

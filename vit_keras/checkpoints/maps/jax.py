@@ -3,13 +3,14 @@
 Keys are those the current code saves; `eras` brings the older and newer layouts to them.
 """
 
+import re
 from collections.abc import Collection
 
 from vit_keras.checkpoints import eras
 from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.eras import POSITIONS_KEY, TOP_LEVEL_POSITIONS_KEY
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
-from vit_keras.checkpoints.format import Entries, Format, Written, numerics_reasons
+from vit_keras.checkpoints.format import Entries, Format, PrefixRows, Written, numerics_reasons
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import FIRST_KERNEL, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
@@ -79,28 +80,32 @@ def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     return eras.squeeze_group_norms(eras.rename_pre_linen(eras.unstack_blocks(entries))), left_out
 
 
-def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
+def prefix_rows(keys: Collection[str]) -> PrefixRows:
     """big_vision's table at the top level has no row for the class token: positions are added before it joins."""
-    return (0,) if TOP_LEVEL_POSITIONS_KEY in keys or "cls" not in keys else (1,)
+    return PrefixRows((0 if TOP_LEVEL_POSITIONS_KEY in keys or "cls" not in keys else 1,))
+
+
+_QUERY = re.compile(r".*encoderblock.*/MultiHeadDotProductAttention_[01]/query/kernel")
 
 
 def heads(entries: Entries) -> int | None:
-    shape = next((entry.shape for key, entry in entries.items() if key.endswith(f"{ATTENTION}/query/kernel")), ())
-    return shape[1] if len(shape) == 3 else None
+    """Query kernels are (D, A, d), stacked ones (L, D, A, d), in any era."""
+    shape = next((entry.shape for key, entry in entries.items() if _QUERY.fullmatch(key)), ())
+    return shape[-2] if len(shape) in (3, 4) else None
 
 
 def refuse(facts: Facts, numerics: Numerics) -> list[str]:
     return numerics_reasons(numerics, FORMAT.numerics, "the original code, whose files do not say theirs,")
 
 
-def write(arrays: dict, facts: Facts, record: Weights) -> Written:
-    return Written(eras.to_released(placed(arrays, facts)), {})
+def write(entries: Entries, facts: Facts, record: Weights) -> Written:
+    return Written(eras.to_released(placed(entries, facts)), {})
 
 
-def placed(arrays: dict, facts: Facts) -> dict:
+def placed(entries: Entries, facts: Facts) -> Entries:
     """The position table where it belongs: without a row for a class token, or with a MAP head, at the top level."""
     without_row = facts.places and not facts.prefix_rows
-    return eras.raise_positions(arrays) if without_row and (facts.class_token or facts.map_head) else arrays
+    return eras.raise_positions(entries) if without_row and (facts.class_token or facts.map_head) else entries
 
 
 FORMAT = Format(

@@ -4,6 +4,7 @@ The backbone lies in `model.weights.h5`, the layers on top of it in `task.weight
 `task/`.
 """
 
+import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -17,6 +18,7 @@ from vit_keras.checkpoints.files import TASK
 from vit_keras.checkpoints.format import (
     Entries,
     Format,
+    PrefixRows,
     Written,
     config_number,
     config_pair,
@@ -30,6 +32,7 @@ from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
 
 EMBEDDING = "layers/vi_t_patching_and_embedding"
 ENCODER = "layers/vi_t_encoder"
+POSITIONS_KEY = f"{EMBEDDING}/position_embedding/vars/0"
 SOURCE, BLOCK = f"{ENCODER}/encoder_layers/vi_t_encoder_block_{{i}}", "Transformer_encoderblock_{i}"
 
 
@@ -45,7 +48,7 @@ def _pair(source: str, target: str, first: Transform = SAME, second: Transform =
 RULES = (
     *_pair(f"{EMBEDDING}/patch_embedding", "embedding", FIRST_KERNEL),
     Rule(f"{EMBEDDING}/vars/0", "class_token/cls"),
-    Rule(f"{EMBEDDING}/position_embedding/vars/0", POSITIONS, FLAT_POSITIONS),
+    Rule(POSITIONS_KEY, POSITIONS, FLAT_POSITIONS),
     *_pair(f"{SOURCE}/layer_norm_1", f"{BLOCK}/LayerNorm_0"),
     *_pair(f"{SOURCE}/layer_norm_2", f"{BLOCK}/LayerNorm_1"),
     *_pair(f"{SOURCE}/mha/query_dense", f"{BLOCK}/{ATTENTION}/query", SPLIT_LAST, SPLIT_LAST),
@@ -82,8 +85,8 @@ def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     return result, tuple(left_out)
 
 
-def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
-    return (int(f"{EMBEDDING}/vars/0" in keys),)
+def prefix_rows(keys: Collection[str]) -> PrefixRows:
+    return PrefixRows((int(f"{EMBEDDING}/vars/0" in keys),))
 
 
 def heads(entries: Entries) -> int | None:
@@ -126,13 +129,12 @@ def _object(module: str, class_name: str, /, **config: Any) -> dict[str, Any]:
     return {"module": path, "class_name": class_name, "config": config, "registered_name": f"keras_hub>{class_name}"}
 
 
-def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Written:
+def write(entries: Entries, facts: Facts, record: Weights) -> Written:
     """A preset folder: `keras_hub.models.ViTImageClassifier.from_preset(folder)`, or `Backbone` without a head."""
     height, width = facts.native_size or (0, 0)
     if facts.class_token and not facts.prefix_rows:  # its table has a row for the class token: of zeros
-        table = arrays[f"{EMBEDDING}/position_embedding/vars/0"]
-        table = np.concatenate([np.zeros((1, facts.width), table.dtype), table])
-        arrays = {**arrays, f"{EMBEDDING}/position_embedding/vars/0": table}
+        table = entries[POSITIONS_KEY].then(lambda rows: np.concatenate([np.zeros((1, facts.width), rows.dtype), rows]))
+        entries = {**entries, POSITIONS_KEY: table}
     backbone = _object(
         "vit_backbone",
         "ViTBackbone",
@@ -158,7 +160,9 @@ def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Writt
         "metadata.json": {
             "keras_version": keras.version(),
             "keras_hub_version": KERAS_HUB,
-            "parameter_count": sum(array.size for key, array in arrays.items() if not key.startswith("task/")),
+            "parameter_count": sum(
+                math.prod(entry.shape) for key, entry in entries.items() if not key.startswith(TASK)
+            ),
             "date_saved": "",
             "tasks": ["ImageClassifier"] if facts.classes else [],
         },
@@ -181,7 +185,7 @@ def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Writt
     dense = {"pre_logits": "dense", "predictions": "dense_1" if facts.representation_size else "dense"}
     names = {f"task/layers/{name}/": f"task/layers/{counted}/" for name, counted in dense.items()}
     names["/vi_t_encoder_block_0/"] = "/vi_t_encoder_block/"
-    return Written({_replaced(key, names): array for key, array in arrays.items()}, files)
+    return Written({_replaced(key, names): entry for key, entry in entries.items()}, files)
 
 
 KERAS_HUB = "0.32.0"
@@ -217,10 +221,11 @@ def _preprocessing(record: Weights, facts: Facts) -> tuple[dict[str, Any], dict[
     return converter, preprocessor
 
 
-def save_presets(folder: str, arrays: Mapping[str, np.ndarray]) -> None:
+def save_presets(folder: str, entries: Entries) -> None:
     """The backbone into `model.weights.h5`, what stands on top of it into `task.weights.h5`."""
-    task = {key.removeprefix(TASK): array for key, array in arrays.items() if key.startswith(TASK)}
-    write_hdf5(os.path.join(folder, "model.weights.h5"), {k: a for k, a in arrays.items() if not k.startswith(TASK)})
+    task = {key.removeprefix(TASK): entry.read() for key, entry in entries.items() if key.startswith(TASK)}
+    backbone = {key: entry for key, entry in entries.items() if not key.startswith(TASK)}
+    write_hdf5(os.path.join(folder, "model.weights.h5"), backbone)
     if task:
         # The optimizer that ViTImageClassifier is compiled with: no steps so far, and its learning rate.
         adam = {"optimizer/vars/0": np.int64(0), "optimizer/vars/1": np.float32(5e-5)}

@@ -10,13 +10,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
 from vit_keras.checkpoints.format import (
     Entries,
     Format,
+    PrefixRows,
     Written,
     config_choice,
     config_number,
@@ -122,11 +121,19 @@ def _prefix(entries: Entries) -> str:
     return found[0] if found else ""
 
 
-def prefix_rows(keys: Collection[str]) -> tuple[int, ...]:
-    """Class and distillation token have rows, unless the model was built with `no_embed_class`."""
+def heads(entries: Entries) -> int | None:
+    """MoCo v3's ViT-S has 12 heads, as its ViT-B, where every other has 6 (facebookresearch/moco-v3 `vits.py`)."""
+    return 12 if any("base_encoder." in key for key in entries) else None
+
+
+def prefix_rows(keys: Collection[str]) -> PrefixRows:
+    """Class and distillation token have rows, unless the model was built with `no_embed_class`: timm's with registers
+    are, DINOv2's own are not.
+    """
     tokens = ("cls_token" in keys) + ("dist_token" in keys)
-    # Models with registers are built so.
-    return ((0, tokens) if "reg_token" in keys else (tokens, 0)) if tokens else (0,)
+    if not tokens:
+        return PrefixRows((0,))
+    return PrefixRows((0, tokens)) if "reg_token" in keys else PrefixRows((tokens,), unusual=(0,))
 
 
 NUMERICS = Numerics("exact", 1e-6, group_norm_epsilon=1e-5, std_epsilon=1e-8, std_epsilon_in_variance=True)
@@ -199,7 +206,7 @@ def refuse(facts: Facts, numerics: Numerics) -> list[str]:
     return reasons
 
 
-def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Written:
+def write(entries: Entries, facts: Facts, record: Weights) -> Written:
     """timm's layout of a folder: `timm.create_model("local-dir:FOLDER", pretrained=True)` builds and loads it."""
     pixels, (low, high) = record.preprocessing, record.preprocessing.value_range
     pretrained = {
@@ -224,8 +231,8 @@ def write(arrays: dict[str, np.ndarray], facts: Facts, record: Weights) -> Writt
         "pretrained_cfg": pretrained,
     }
     if facts.stem is not None and not facts.stem.layers:
-        arrays = {key.replace(f"{STEM}.stem.", f"{STEM}."): array for key, array in arrays.items()}
-    return Written(arrays, {"config.json": config})
+        entries = {key.replace(f"{STEM}.stem.", f"{STEM}."): entry for key, entry in entries.items()}
+    return Written(entries, {"config.json": config})
 
 
 def _architecture(facts: Facts) -> str:
@@ -277,6 +284,7 @@ FORMAT = Format(
     canonical=canonical,
     prefix_rows=prefix_rows,
     known=known,
+    heads=heads,
     refuse=refuse,
     write=write,
 )

@@ -66,7 +66,8 @@ _LAYERS = {
 }
 _KERAS_3_BLOCK = re.compile(r"transformer_block(?:_(\d+))?/(.+)/vars/([01])")
 _KERAS_3_DENSE = re.compile(r"dense(_1)?/vars/([01])")
-_KERAS_2 = re.compile(r"(?:model_weights/)?[^/]+/(.+?)(?::0)?")
+# The name of a layer, those of its variables, in which it stands again, and TensorFlow's `:0`.
+_KERAS_2 = re.compile(r"(?:model_weights/)?(.+?)/(\1/.+?)(?::0)?")
 _MLP = re.compile(
     r"(Transformer_encoderblock_\d+/)(?:MlpBlock_3/)?(?:Transformer_encoderblock_\d+[_/])?(Dense_[01]/.+)"
 )
@@ -74,7 +75,8 @@ _MLP = re.compile(
 
 def recognises(keys: Collection[str]) -> bool:
     return any("transformer_block/att/query_dense/" in key for key in keys) or any(
-        "Transformer_encoderblock_0/" in key and not key.startswith("vars/") for key in keys
+        "Transformer_encoderblock_0/" in key or "Transformer/encoderblock_0/Transformer/encoderblock_0/" in key
+        for key in keys
     )
 
 
@@ -108,7 +110,8 @@ def _keras_3_name(key: str, first_dense: str) -> str:
 def _keras_2_name(key: str) -> str:
     """Without the name of the layer that stands before those of its variables, and without TensorFlow's `:0`."""
     found = _KERAS_2.fullmatch(key)
-    name = found[1] if found else key
+    # Keras 2 let names of layers hold slashes: `Transformer/encoderblock_0`.
+    name = re.sub("^Transformer/", "Transformer_", found[2].replace("/Transformer/", "/")) if found else key
     return _MLP.sub(r"\1MlpBlock_3/\2", name)
 
 
