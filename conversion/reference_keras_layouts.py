@@ -8,25 +8,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from conversion.reference_layouts import Row, claim
+from conversion.reference_layouts import Row, _columns, _flat, _rows, claim
 
 _ENCODER = "layers/vi_t_encoder/"
 _BLOCK = _ENCODER + r"encoder_layers/vi_t_encoder_block_(\d+)/"
 _EMBEDDING = "layers/vi_t_patching_and_embedding/"
-
-
-def _flat(x):
-    return x.reshape(-1)
-
-
-def _rows(x):
-    """(…, D) to (rows, D)."""
-    return x.reshape(-1, x.shape[-1])
-
-
-def _columns(x):
-    """(D, …) to (D, columns)."""
-    return x.reshape(x.shape[0], -1)
 
 
 def _dense(pattern, path, kernel=_columns) -> tuple[Row, ...]:

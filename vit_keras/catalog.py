@@ -8,8 +8,9 @@ AugReg weights: timm 1.0.31, `default_cfgs`. What none of them states is None.
 import dataclasses
 import fnmatch
 import re
+from typing import Any
 
-from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Preprocessing, Resize
+from vit_keras.records import ALIGN_CORNERS, HUGGING_FACE, IMAGENET_MEAN, ORIGINAL, TIMM, Preprocessing, Resize
 
 BUCKET = "https://storage.googleapis.com/vit_models"
 MIB = 2**20
@@ -158,6 +159,36 @@ def _pretrained(filename: str, mib: float | None = None) -> Row:
     return augreg_row(f"{filename}.npz", "augreg_in21k", size=None if mib is None else round(mib * MIB))
 
 
+HUB = "https://huggingface.co"
+_IMAGENET = dataclasses.replace(IMAGENET_MEAN, crop=0.9)
+
+
+def _timm(variant: str, tag: str, model: str, paper: str, image_size: int = 224, **facts) -> Row:
+    """timm's copy on the Hugging Face hub; facts from timm 1.0.31, `default_cfgs`."""
+    facts = {"labels": "imagenet1k", "preprocessing": _IMAGENET, **facts}
+    if image_size == 384:
+        facts["preprocessing"] = dataclasses.replace(facts["preprocessing"], crop=1.0)
+    url = f"{HUB}/timm/{model}/resolve/main/model.safetensors"
+    resize = Resize("antialiased_bicubic")
+    return Row(variant, tag, url, image_size, paper=paper, format="timm", gelu="exact", resize=resize, **facts)
+
+
+def _google(variant: str, model: str, image_size: int) -> Row:
+    """Hugging Face's copy of a file of the original code, which computes with the exact GELU."""
+    return Row(
+        variant,
+        f"hf_orig_in21k_ft_in1k_{image_size}",
+        f"{HUB}/google/{model}/resolve/main/model.safetensors",
+        image_size,
+        labels="imagenet1k",
+        format="huggingface",
+        gelu="exact",
+        epsilon=1e-12,
+        resize=Resize("bicubic"),
+        preprocessing=HUGGING_FACE,
+    )
+
+
 def _tuned(tag: str, filename: str, accuracy: float | None = None) -> Row:
     """A file fine-tuned on ImageNet-1k, its image size added to the tag."""
     tag = f"{tag}_{filename.rpartition('_')[2]}"
@@ -288,7 +319,34 @@ _ROWS = (
     _tuned(_1K, "B_16-i1k-300ep-lr_0.001-aug_strong2-wd_0.1-do_0.1-sd_0.1--imagenet2012-steps_20k-lr_0.01-res_384"),
 )
 
-ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
+DEIT, DINO, MAE = "arXiv:2012.12877", "arXiv:2104.14294", "arXiv:2111.06377"
+_NO_HEAD: dict[str, Any] = {"labels": None, "head": None}
+_NOT_COMMERCIAL: dict[str, Any] = {**_NO_HEAD, "license": "CC-BY-NC-4.0"}
+_HUB_ROWS = (
+    _timm("vit_ti16", "deit_in1k", "deit_tiny_patch16_224.fb_in1k", DEIT),
+    _timm("vit_s16", "deit_in1k", "deit_small_patch16_224.fb_in1k", DEIT),
+    _timm("vit_b16", "deit_in1k", "deit_base_patch16_224.fb_in1k", DEIT),
+    _timm("vit_b16", "deit_in1k_384", "deit_base_patch16_384.fb_in1k", DEIT, 384),
+    _timm("vit_ti16", "deit_distilled_in1k", "deit_tiny_distilled_patch16_224.fb_in1k", DEIT),
+    _timm("vit_s16", "deit_distilled_in1k", "deit_small_distilled_patch16_224.fb_in1k", DEIT),
+    _timm("vit_b16", "deit_distilled_in1k", "deit_base_distilled_patch16_224.fb_in1k", DEIT),
+    _timm("vit_b16", "deit_distilled_in1k_384", "deit_base_distilled_patch16_384.fb_in1k", DEIT, 384),
+    _timm("vit_s16", "dino", "vit_small_patch16_224.dino", DINO, **_NO_HEAD),
+    _timm("vit_b16", "dino", "vit_base_patch16_224.dino", DINO, **_NO_HEAD),
+    _timm("vit_b8", "dino", "vit_base_patch8_224.dino", DINO, **_NO_HEAD),
+    _timm("vit_b16", "mae", "vit_base_patch16_224.mae", MAE, **_NOT_COMMERCIAL),
+    _timm("vit_l16", "mae", "vit_large_patch16_224.mae", MAE, **_NOT_COMMERCIAL),
+    _timm("vit_h14", "mae", "vit_huge_patch14_224.mae", MAE, **_NOT_COMMERCIAL),
+    _timm("vit_b16", "augreg2_in21k_ft_in1k", "vit_base_patch16_224.augreg2_in21k_ft_in1k", AUGREG, preprocessing=TIMM),
+    _timm("vit_b8", "augreg2_in21k_ft_in1k", "vit_base_patch8_224.augreg2_in21k_ft_in1k", AUGREG, preprocessing=TIMM),
+    _google("vit_b16", "vit-base-patch16-224", 224),
+    _google("vit_b16", "vit-base-patch16-384", 384),
+    _google("vit_b32", "vit-base-patch32-384", 384),
+    _google("vit_l16", "vit-large-patch16-224", 224),
+    _google("vit_l16", "vit-large-patch16-384", 384),
+    _google("vit_l32", "vit-large-patch32-384", 384),
+)
+ROWS: dict[str, Row] = {row.name: row for row in (*_ROWS, *_HUB_ROWS)}
 
 # Names that say what the weights were trained on, the old vit-keras package's among them: the first tag that a variant
 # has. The original files come first, at 384 pixels, as in that package.
@@ -320,8 +378,8 @@ def find(variant: str, weights: str) -> Row:
     """
     row = _find(variant, weights)
     if row is None:
-        there = ", ".join(row.tag for row in _ROWS if row.variant == variant)
-        there = f"There is {there}" if there else "No weights of it are published in the original layout"
+        there = ", ".join(row.tag for row in ROWS.values() if row.variant == variant)
+        there = f"There is {there}" if there else "No weights of it are published"
         raise ValueError(
             f"There are no weights {weights!r} for {variant}. {there}; or pass the path of a checkpoint, "
             "weights='/path/file.npz', or pretrained=False."

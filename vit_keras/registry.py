@@ -64,6 +64,8 @@ def create(name: str, /, **options: Any) -> keras.Model:
             raise ValueError(f"{name!r} names its weights already. Received: weights={options['weights']!r}")
         if "classes" in options:
             options.setdefault("pretrained_top", False)
+        elif row.head is None:
+            options.setdefault("include_top", False)
         options = {"image_size": row.image_size, "classes": row.classes or 1000, "weights": row.tag, **options}
     family = next(family for family in FAMILIES if variant in family.VARIANTS)
     return getattr(family, variant)(**options)

@@ -32,7 +32,7 @@ def test_every_row_builds_its_variant(variant):
         model = built[key] = built.get(key) or shapes_only(row.name)
         assert model.name == row.variant.replace("_", "-")
         assert model.input_shape == (None, row.image_size, row.image_size, 3), row.name
-        assert model.output_shape == (None, row.classes), row.name
+        assert model.output_shape == (None, row.classes or model.get_layer("embedding").width), row.name
         assert ("pre_logits" in [layer.name for layer in model.layers]) == row.pre_logits, row.name
         if row.size and row.name != "vit_s16.sam_in1k":  # published sizes are those of these parameters in float32
             exact = abs(row.size / catalog.MIB - round(row.size / catalog.MIB)) > 1e-6 and row.size < 2**30
@@ -44,7 +44,23 @@ def test_the_file_with_training_state_has_three_times_its_parameters():
     assert 12 * count(shapes_only(row.name)) == pytest.approx(row.size, abs=0.3 * 2**20)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+HUB_ROWS = [row for row in ROWS if row.url.startswith(catalog.HUB)]
+
+
+@pytest.mark.parametrize("row", HUB_ROWS, ids=lambda row: row.name)
+def test_rows_of_the_hub(row):
+    owner, model = re.fullmatch(rf"{catalog.HUB}/(\w+)/([\w.-]+)/resolve/main/model\.safetensors", row.url).groups()
+    assert (owner, row.format) in (("timm", "timm"), ("google", "huggingface"))
+    size = registry.VARIANTS[row.variant]
+    letter = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}[size.size]
+    assert re.search(rf"(vit|deit)[_-]{letter}.*[_-]patch{size.patch_size}[_-]{row.image_size}", model)
+    assert (row.gelu, row.epsilon) == ("exact", 1e-6 if owner == "timm" else 1e-12)
+    assert ("distilled" in model) == ("distilled" in row.tag)
+    assert row.license == ("CC-BY-NC-4.0" if "mae" in model else "Apache-2.0")
+    assert (row.head is None) == (row.tag in ("dino", "mae"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in HUB_ROWS], ids=lambda row: row.name)
 def test_addresses(row):
     assert row.license == "Apache-2.0"
     assert (row.accuracy is None) == (row.accuracy_source is None)
@@ -108,8 +124,8 @@ def test_augreg_names_are_read(weights, variant, size, classes):
         ("vit_b16", "augreg/X_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0.npz", "with a model of Ti_16"),
         ("vit_s16", f"augreg/{AUGREG_B16}.npz", "are vit_b16's. Received: vit_s16"),
         ("vit_s16", "vit_b16.augreg_in21k", "are vit_b16's. Received: vit_s16"),
-        ("vit_h14", "imagenet21k+imagenet2012", "for vit_h14. There is orig_in21k; or pass the path"),
-        ("vit_g14", "imagenet21k", "No weights of it are published in the original layout"),
+        ("vit_h14", "imagenet21k+imagenet2012", "for vit_h14. There is orig_in21k, mae; or pass the path"),
+        ("vit_g14", "imagenet21k", "No weights of it are published"),
         ("vit_b16", "orig", "There are no weights 'orig' for vit_b16. There is orig_in21k"),
     ],
 )
@@ -134,16 +150,9 @@ def test_names_mean_what_they_did(variant, weights, tag):
     assert catalog.find(variant, weights).tag == tag
 
 
-def test_rows_hold_other_formats_too():
-    """A copy of another format needs other facts, no other form."""
-    row = dataclasses.replace(
-        catalog.ROWS["vit_b16.sam_in1k"],
-        url="https://huggingface.co/timm/x/resolve/main/model.safetensors",
-        format="timm",
-        gelu="exact",
-        resize=catalog.Resize("antialiased_bicubic"),
-    )
-    assert json.loads(json.dumps(dataclasses.asdict(row)))["resize"]["method"] == "antialiased_bicubic"
+def test_rows_are_plain_json():
+    for row in ROWS:
+        json.dumps(dataclasses.asdict(row))
 
 
 # --- weights by name, served locally ---------------------------------------------------------------------------------
@@ -157,10 +166,15 @@ def _served(tmp_path, monkeypatch):
         monkeypatch.setenv("VIT_KERAS_MIRROR", server.url)
 
         def serve_row(name, model):
-            path = tmp_path / "x.npz"
-            checkpoints.save_npz(model, path)
             variant, _, tag = name.partition(".")
-            server.files[urlsplit(catalog.find(variant, tag).url).path] = path.read_bytes()
+            row = catalog.find(variant, tag)
+            if row.format == "original":
+                path = tmp_path / "x.npz"
+                checkpoints.save_npz(model, path)
+            else:
+                checkpoints.save_checkpoint(model, tmp_path / "x", row.format, force=True)
+                path = tmp_path / "x" / "model.safetensors"
+            server.files[urlsplit(row.url).path] = path.read_bytes()
             return server
 
         yield serve_row
@@ -193,6 +207,29 @@ def test_create_by_name(served):
     assert small.get_layer("embedding").record["grid"] == [4, 2]
     with pytest.raises(ValueError, match="names its weights already"):
         vit_keras.create(TI, weights="imagenet21k")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("vit_ti16.deit_distilled_in1k", {"distillation": True}),
+        ("vit_s16.dino", {"include_top": False}),
+        ("vit_b16.hf_orig_in21k_ft_in1k_384", {"epsilon": 1e-12}),
+    ],
+)
+def test_create_from_the_hub(name, changes, served):
+    """Other layouts, other numerics, other pixels; a distillation token, or no head, as the file has it."""
+    row = catalog.ROWS[name]
+    variant = name.partition(".")[0]
+    source = getattr(vit, variant)(row.image_size, pretrained=False, gelu="exact", **changes)
+    served(name, randomised(source))
+    model = vit_keras.create(name)
+    pixels = np.random.default_rng(0).normal(size=(1, row.image_size, row.image_size, 3)).astype("float32")
+    np.testing.assert_allclose(model(pixels), source(pixels), atol=1e-5)
+    expected = dataclasses.replace(row.preprocessing, size=(row.image_size, row.image_size))
+    assert vit_keras.preprocessing.of(model) == expected
+    with_head = vit_keras.create(name, classes=3, image_size=64)
+    assert with_head.output_shape == (None, 3)
 
 
 def test_what_the_row_says_goes_into_the_model(served, monkeypatch):

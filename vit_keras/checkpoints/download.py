@@ -47,20 +47,22 @@ class _Lie(_Retry):
     """The file is not what the server said."""
 
 
-def check_npz(path: Path) -> None:
-    """Refuse what is no whole archive of arrays: every header is looked at and every checksum computed.
+def check_arrays(path: Path) -> None:
+    """Refuse what is no whole file of arrays: every header is looked at and, in archives, every checksum computed.
 
     Raises:
         CheckpointError: the file is something else, or damaged.
     """
     open_file(path)
+    if not zipfile.is_zipfile(path):
+        return
     with zipfile.ZipFile(path) as archive:
         broken = archive.testzip()
     if broken:
         raise CheckpointError(f"{path}: {broken!r} is damaged")
 
 
-def fetch(url: str, check: Callable[[Path], None] = check_npz) -> str:
+def fetch(url: str, check: Callable[[Path], None] = check_arrays) -> str:
     """Path of the file at an address, from the cache or, the first time, from the network.
 
     The cached file is compared with its recorded sha256 each time; a corrupted one is fetched again. A file that
@@ -71,7 +73,7 @@ def fetch(url: str, check: Callable[[Path], None] = check_npz) -> str:
 
     Args:
         url: `https://…`, `gs://…` (public files of Google storage), or `http://…` for a mirror of one's own.
-        check: raises a `CheckpointError` for a file of another kind. Default: an `.npz` archive.
+        check: raises a `CheckpointError` for a file of another kind. Default: a file of arrays.
 
     Raises:
         DownloadError: there is no network, the server refuses, or what it sends is not what it said or of another kind.

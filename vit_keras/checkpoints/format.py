@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_keras.checkpoints.arrays import CheckpointError, Entry
+from vit_keras.checkpoints.arrays import CheckpointError
+from vit_keras.checkpoints.eras import Entries
 from vit_keras.checkpoints.facts import Facts
 from vit_keras.checkpoints.kinds import write_safetensors
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checks import as_pair
 from vit_keras.records import Numerics, Preprocessing, Resize, Weights
 from vit_keras.spec import Stem
-
-Entries = dict[str, Entry]
 
 
 def _as_they_are(entries: Entries) -> tuple[Entries, tuple[str, ...]]:

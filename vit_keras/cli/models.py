@@ -56,7 +56,7 @@ row = vit_keras.catalog.ROWS[names[0]]
 ```
 
 `vit_keras.create("NAME")` builds the model of a row at its size, `vit_keras.Predictor("NAME")` predicts with it, and
-`weights="NAME"` loads it in a constructor at any size. All are in the original layout and see pixels scaled to -1..1.
+`weights="NAME"` loads it in a constructor at any size. The pixels that they expect are in the row.
 
 Labels: `vit_keras.labels.load("LABELS")`. Head "zero": the heads of the original ImageNet-21k weights were not
 released; these are for fine-tuning. MiB: of the file, as precisely as its publisher prints it. Top-1: on the ImageNet
@@ -67,7 +67,10 @@ The names say what the weights are: `orig` Dosovitskiy et al. 2021 (arXiv 2010.1
 (arXiv 2106.10270), `sam` Chen et al. 2022 (arXiv 2106.01548); `in21k` trained on ImageNet-21k, `ft_in1k` then
 fine-tuned on ImageNet-1k; the size in pixels at the end. `augreg_in21k_ft_in1k` are the files that timm names so,
 `augreg_recommended` those of the README where they are others; `augreg_in21k` are the README's recommended
-pre-trainings, which for S/32, B/32, B/8, L/16, R26+S/32 and R50+L/32 are other files than timm's.
+pre-trainings, which for S/32, B/32, B/8, L/16, R26+S/32 and R50+L/32 are other files than timm's. `deit` Touvron et al.
+2021 (arXiv 2012.12877), `deit_distilled` with their distillation token, `dino` Caron et al. 2021 (arXiv 2104.14294),
+`mae` He et al. 2022 (arXiv 2111.06377, CC-BY-NC-4.0): timm's copies on the Hugging Face hub, in timm's layout.
+`hf_orig` are Hugging Face's copies of the original files, which its library computes with the exact GELU.
 """
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from vit_keras.checkpoints.arrays import CheckpointError, Entry
+from vit_keras.checkpoints.arrays import Entry
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
 from vit_keras.checkpoints.format import Entries, Format, PrefixRows, Written
 from vit_keras.checkpoints.maps.huggingface_config import (
@@ -20,7 +20,7 @@ from vit_keras.checkpoints.maps.huggingface_config import (
     folder_files,
     known,
 )
-from vit_keras.checkpoints.maps.pytorch import BLOCK, linear, norm
+from vit_keras.checkpoints.maps.pytorch import BLOCK, linear, norm, renamed
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import FIRST_CONV
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
@@ -62,7 +62,7 @@ DINOV2_RULES = (
     *linear("classifier", "head"),
 )
 
-_MODEL = re.compile(r"(?:vit|deit|dinov2|dinov2_with_registers)\.")
+_MODEL = re.compile(r"^(?:vit|deit|dinov2|dinov2_with_registers)\.")
 _BESIDE = re.compile(r"embeddings\.mask_token|decoder\..*")  # masked-image modelling, no part of the encoder
 # Names of the modules in transformers 5 → those of the files.
 _RENAMED = tuple(
@@ -81,19 +81,7 @@ _RENAMED = tuple(
 
 def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     """Without the name of the model in front, and with the names that files have."""
-    result: Entries = {}
-    left_out = []
-    for original, entry in entries.items():
-        key = original[len(found[0]) :] if (found := _MODEL.match(original)) else original
-        if _BESIDE.fullmatch(key):
-            left_out.append(original)
-            continue
-        for old, new in _RENAMED:
-            key = old.sub(new, key) if old.fullmatch(key) else key
-        if key in result:
-            raise CheckpointError(f"The file holds {key!r} twice, under two names.")
-        result[key] = entry
-    return result, tuple(left_out)
+    return renamed(entries, lambda key: _MODEL.sub("", key, count=1), _BESIDE, _RENAMED)
 
 
 def is_vit(keys: Collection[str]) -> bool:

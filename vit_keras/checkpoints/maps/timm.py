@@ -23,7 +23,7 @@ from vit_keras.checkpoints.format import (
     config_part,
     numerics_reasons,
 )
-from vit_keras.checkpoints.maps.pytorch import BLOCK, joined, linear, norm
+from vit_keras.checkpoints.maps.pytorch import BLOCK, joined, linear, norm, renamed
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import CONV, FIRST_CONV
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
@@ -92,21 +92,12 @@ def recognises(keys: Collection[str]) -> bool:
 def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     """Without what wraps the encoder (`model.`, `module.base_encoder.`, `teacher.backbone.`) or stands beside it."""
     prefix = _prefix(entries)
-    inside = {key.removeprefix(prefix): entry for key, entry in entries.items() if key.startswith(prefix)}
-    left_out = [key for key in entries if not key.startswith(prefix)]
-    result: Entries = {}
-    for key, entry in inside.items():
-        if _BESIDE.fullmatch(key):
-            left_out.append(prefix + key)
-            continue
-        for old, new in _RENAMED:
-            key = old.sub(new, key) if old.fullmatch(key) else key
-        if key in result:
-            raise CheckpointError(f"The file holds {key!r} twice, under two names.")
-        result[key] = entry
+    inside = {key: entry for key, entry in entries.items() if key.startswith(prefix)}
+    result, left_out = renamed(inside, lambda key: key.removeprefix(prefix), _BESIDE, _RENAMED)
+    left_out += tuple(key for key in entries if key not in inside)
     if "attn_pool.latent" in result and {"cls_token", "reg_token"} & result.keys():
         raise CheckpointError("timm's attention pooling leaves class and register tokens out, which is not supported.")
-    return result, tuple(left_out)
+    return result, left_out
 
 
 def _prefix(entries: Entries) -> str:
