@@ -33,6 +33,11 @@ def _load(name: str) -> tuple[str, ...]:
     return tuple((_FILES / f"{name}.txt").read_text(encoding="utf-8").splitlines())
 
 
+def find(classes: list[str]) -> str | None:
+    """Name of the label set that these class names are, in this order, or None."""
+    return next((name for name in names() if _load(name) == tuple(classes)), None)
+
+
 def read(source: str) -> list[str]:
     """Class names of a label set by its name, or from a text file with a name on each line.
 

@@ -204,6 +204,14 @@ def test_numerics_and_preprocessing_of_a_folder_are_kept(tmp_path):
     assert json.loads((tmp_path / "timm/config.json").read_text())["model_args"]["act_layer"] == "gelu_tanh"
 
 
+@pytest.mark.parametrize("to", ["huggingface", "timm"])
+def test_labels_travel(to, tmp_path):
+    """vit_mini knows clothes, and still does on the way back."""
+    save_checkpoint(vit_keras.vit.vit_mini(), tmp_path / "out", to)
+    predictor = vit_keras.Predictor(vit_keras.from_checkpoint(tmp_path / "out"))
+    assert predictor.labels[9] == "Ankle boot"
+
+
 def test_a_format_that_computes_otherwise_is_refused(tmp_path):
     model = tiny()
     with pytest.raises(CheckpointError, match=r"numerics: keras-hub's ViT computes GELU in its exact form"):

@@ -25,11 +25,17 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     default = VIT_EPSILON if model in ("vit", "deit") else DINOV2_EPSILON
     result = {
         "preprocessing": preprocessing(config_part(config, PROCESSOR)),
+        "labels": _labels(config_part(config, "id2label")),
         "num_heads": config_number(config, "num_attention_heads"),
         "numerics": Numerics(GELUS[act], config_number(config, "layer_norm_eps", default)),
         "image_size": config_pair(config, "image_size"),
     }
     return {name: value for name, value in result.items() if value is not None}
+
+
+def _labels(names: Mapping[str, Any]) -> str | None:
+    """The label set whose names, in order, these are."""
+    return labels.find([str(names.get(str(index))) for index in range(len(names))])
 
 
 def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vit_keras import labels
 from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
 from vit_keras.checkpoints.format import (
@@ -149,12 +150,19 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
         "preprocessing": preprocessing(config_part(config, "pretrained_cfg")),
         "numerics": dataclasses.replace(NUMERICS, gelu=GELUS[act]),
         "num_heads": config_number(args, "num_heads"),
+        "labels": _labels(config_part(config, "pretrained_cfg")),
         "image_size": config_pair(args, "img_size") or _input_size(config_part(config, "pretrained_cfg")),
     }
     pooling = args.get("global_pool", config.get("global_pool"))
     if isinstance(pooling, str) and pooling in ("avg", ""):  # what else there is, the keys tell
         result["pooling"] = POOLINGS[pooling]
     return {name: value for name, value in result.items() if value is not None or name == "pooling"}
+
+
+def _labels(pretrained: Mapping[str, Any]) -> str | None:
+    """The label set whose names, in order, are those of `label_names`."""
+    names = pretrained.get("label_names")
+    return labels.find([str(name) for name in names]) if isinstance(names, list) else None
 
 
 def _input_size(pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -212,6 +220,8 @@ def write(entries: Entries, facts: Facts, record: Weights) -> Written:
         "classifier": ["head", "head_dist"] if facts.distillation else "head",
         "license": "apache-2.0",
     }
+    if record.labels:
+        pretrained["label_names"] = labels.load(record.labels)
     pooling = next(name for name, ours in POOLINGS.items() if ours == facts.pooling)
     config = {
         "architecture": _architecture(facts),
