@@ -214,7 +214,7 @@ def test_create_by_name(served):
     [
         ("vit_ti16.deit_distilled_in1k", {"distillation": True}),
         ("vit_s16.dino", {"include_top": False}),
-        ("vit_b16.hf_orig_in21k_ft_in1k_384", {"epsilon": 1e-12}),
+        ("vit_b32.hf_orig_in21k_ft_in1k_384", {"epsilon": 1e-12}),
     ],
 )
 def test_create_from_the_hub(name, changes, served):
