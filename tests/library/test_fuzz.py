@@ -22,7 +22,7 @@ from vit_keras.checkpoints import CheckpointError, kinds, open_checkpoint
 from vit_keras.checkpoints.arrays import write_npz
 
 # Of each format; the many are run by `pytest -m slow`.
-SEEDS = [pytest.param(range(80), id="few"), pytest.param(range(80, 600), id="many", marks=pytest.mark.slow)]
+SEEDS = [pytest.param(range(40), id="few"), pytest.param(range(40, 600), id="many", marks=pytest.mark.slow)]
 
 
 def truncate(data, rng):

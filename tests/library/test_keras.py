@@ -226,7 +226,10 @@ def test_scores_beyond_float16(policy):
     np.testing.assert_allclose(np.asarray(scores), np.broadcast_to(np.eye(8), scores.shape), atol=1e-6)
 
 
-@pytest.mark.parametrize("build", ["plain", "hybrid", "everything", "relative", "relative_bias", "sincos_2d"])
+SLOW = [pytest.param(build, marks=pytest.mark.slow) for build in ("relative", "relative_bias", "sincos_2d")]
+
+
+@pytest.mark.parametrize("build", ["plain", "hybrid", "everything", *SLOW])
 def test_compiles(build):
     import tensorflow as tf
 
@@ -250,7 +253,7 @@ model.compile("sgd", "mse")
 assert np.isfinite(model.train_on_batch(x, np.ones((2, 5))))
 """
     np.save(tmp_path / "x.npy", images())
-    for name in ("everything", "hybrid", "relative_bias"):
+    for name in ("everything", "hybrid"):
         model = randomise(BUILDS[name]())
         model.save(tmp_path / f"{name}.keras")
         np.save(tmp_path / f"{name}.keras.npy", np.asarray(model(images())))
