@@ -1,8 +1,8 @@
-"""Memory and time of converting full-size checkpoints: `python benchmarks/convert_memory.py [vit_l16 …]`.
+"""Memory and time of converting full-size checkpoints: `python benchmarks/convert_memory.py [vit_l16 ...]`.
 
-Writes the `.npz` of a model with random weights (the exporter's), then converts it to Keras and to Hugging Face in fresh
-processes, and prints each one's peak memory, less that of a process that only imports the library, as a multiple of the
-file, and the share of the time that reading and writing the same bytes takes on this disk.
+Writes the `.npz` of a model with random weights (the exporter's), then converts it to Keras and to Hugging Face in
+fresh processes, and prints each one's peak memory, less that of a process that only imports the library, as a multiple
+of the file, and the share of the time that reading and writing the same bytes takes on this disk.
 """
 
 import json
