@@ -28,6 +28,8 @@ def _run(command: str, **arguments):
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    except OSError as error:  # no room, no right to write
+        raise click.ClickException(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -97,7 +99,9 @@ def models(pattern, weights, output):
     help="A published model, as `vit-keras models --weights` lists them; fetched the first time. "
     "Default: vit_s16.augreg_in21k_ft_in1k_224. vit_mini needs no network.",
 )
-@click.option("--weights", metavar="FILE", help="A .keras model or an .npz checkpoint of your own, instead.")
+@click.option(
+    "--weights", metavar="FILE", help="A .keras model of your own, or a checkpoint that convert reads, instead."
+)
 @click.option("--labels", metavar="FILE", help="Class names, one a line. Default: those of the weights.")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Classes per image.")
 @click.option(
@@ -119,32 +123,54 @@ def predict(images, output, **options):
     raise SystemExit(_run("predict", images=images, output=output or "text", **options))
 
 
+CHANGES = (
+    click.option(
+        "--from",
+        "format",
+        metavar="FORMAT",
+        help="Format of SOURCE: original, timm, huggingface, keras_hub, vit_keras_legacy or keras. Default: told by "
+        "its keys.",
+    ),
+    click.option(
+        "--image-size", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Default: SOURCE's."
+    ),
+    click.option("--patch-size", type=click.IntRange(min=1), metavar="PIXELS", help="Default: SOURCE's."),
+    click.option(
+        "--classes", type=click.IntRange(min=1), help="A head of so many classes; new, unless SOURCE's has as many."
+    ),
+    click.option("--num-heads", type=click.IntRange(min=1), help="Attention heads, if SOURCE does not tell."),
+    click.option(
+        "--source-grid",
+        nargs=2,
+        type=click.IntRange(min=1),
+        metavar="HEIGHT WIDTH",
+        help="Patches of SOURCE, likewise.",
+    ),
+    click.option(
+        "--remainder", type=click.Choice(["pad", "crop"]), help="For an image that the patch does not divide."
+    ),
+    click.option("--accept-numerics", is_flag=True, help="Take a format whose library computes a little differently."),
+)
+
+
+def changes(command):
+    """The options of a conversion, which `python -m conversion certify` takes too."""
+    for option in reversed(CHANGES):
+        command = option(command)
+    return command
+
+
 @main.command(short_help="Bring a checkpoint into another format.")
 @click.argument("source")
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["keras", "weights", "npz", "timm", "huggingface", "keras_hub", "savedmodel"]),
-    help="What to write: a whole Keras model, its weights, the original layout, a folder for another library, or "
-    "TensorFlow's SavedModel.",
+    metavar="FORMAT",
+    help="What to write: keras (a whole model), weights (of Keras), npz (the original layout), a folder for timm, "
+    "huggingface or keras_hub, or savedmodel (TensorFlow's).",
 )
 @click.option("--out", required=True, metavar="PATH", help="File or folder to write.")
-@click.option(
-    "--from",
-    "format",
-    type=click.Choice(["original", "timm", "huggingface", "keras_hub", "vit_keras_legacy", "keras"]),
-    help="Format of SOURCE. Default: told by its keys.",
-)
-@click.option(
-    "--image-size", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Default: the source's."
-)
-@click.option("--patch-size", type=click.IntRange(min=1), metavar="PIXELS", help="Default: SOURCE's.")
-@click.option("--classes", type=click.IntRange(min=1), help="A new head of so many classes.")
-@click.option("--num-heads", type=click.IntRange(min=1), help="Attention heads, if SOURCE does not tell.")
-@click.option(
-    "--source-grid", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Patches of SOURCE, likewise."
-)
-@click.option("--accept-numerics", is_flag=True, help="Write a format whose library computes a little differently.")
+@changes
 @click.option("--force", is_flag=True, help="Replace what is at PATH.")
 @click.option("--explain", is_flag=True, help="Print what went where, array by array.")
 def convert(**options):

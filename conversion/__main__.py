@@ -21,27 +21,28 @@ main.add_command(vit_keras_cli.convert)
 @main.command()
 @click.argument("source", type=click.Path(exists=True))
 @click.option("--target", type=click.Path(exists=True), help="What SOURCE was converted to. Default: SOURCE itself.")
-@click.option("--from", "format", help="Format of SOURCE. Default: told by its keys.")
-@click.option("--image-size", nargs=2, type=click.IntRange(min=1), metavar="HEIGHT WIDTH", help="Default: SOURCE's.")
-@click.option("--patch-size", type=click.IntRange(min=1), metavar="PIXELS", help="Default: SOURCE's.")
-@click.option("--num-heads", type=click.IntRange(min=1), help="Attention heads, if SOURCE does not tell.")
+@vit_keras_cli.changes
 @click.option("--out", help="File of the certificate. Default: SOURCE or TARGET with .certificate.json.")
 def certify(source, target, out, **options):
     """Compare the Keras model of SOURCE, or of TARGET, with a float64 NumPy forward pass of SOURCE, stage by stage."""
     from conversion import certificate
+    from vit_keras.checkpoints.export import check_place
 
+    out = out or f"{(target or source).rstrip('/')}.certificate.json"
     chosen = {name: value for name, value in options.items() if value is not None}
     try:
+        check_place(out, force=True, is_file=True)
         result = certificate.certify(source, target, **chosen)
-    except (ValueError, ImportError) as error:
+        certificate.save(result, out)
+    except (ValueError, ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    out = out or f"{(target or source).rstrip('/')}.certificate.json"
-    certificate.save(result, out)
     rows = [
         (name, f"{stage['max']:.1e}", f"{stage['mean']:.1e}", f"{stage['relative']:.1e}")
         for name, stage in result["stages"].items()
     ]
     print_table(("stage", "max difference", "mean", "of largest"), rows, right={"max difference", "mean", "of largest"})
+    for problem in result["problems"]:
+        click.echo(problem)
     click.echo(f"{result['verdict']}, at a tolerance of {result['tolerance']:.0e} of the largest value: {out}")
     raise SystemExit(int(result["verdict"] != "pass"))
 

@@ -1,10 +1,11 @@
-"""The proof of a conversion: a Keras model against the NumPy reference on the source's own arrays, as JSON.
+"""The proof of a conversion: a Keras model against the NumPy reference, as JSON.
 
-The reference reads the source by itself, so that a mistake in the library's tables shows. What neither can read off
-the arrays (number of heads, GELU, epsilon, pooling, rule for positions) is taken from what the library knows of the
-source, and written down.
+The reference reads the arrays by itself, so that a mistake in the library's tables shows: those of the source and, of a
+target that it can read, those of the target too. What no array tells (number of heads, GELU, epsilon, pooling, rule for
+positions) is taken from what the library knows of the file, and written down.
 """
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -14,127 +15,155 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from conversion import layouts, reference
+from conversion import judging, reference
 from vit_keras import checkpoints, converter, registry
-from vit_keras.checkpoints import rules
-from vit_keras.checkpoints.arrays import replacing
+from vit_keras.checkpoints.arrays import CheckpointError, replacing
 from vit_keras.checkpoints.cache import digest
-from vit_keras.layers import TransformerBlock
 
 TOLERANCE = 2e-5  # of the largest value of a stage; float32 against float64 is below 5e-6 in models of 12 blocks
 
 
-def inputs(height: int, width: int, channels: int = 3, count: int = 2) -> np.ndarray:
-    """The images of every certificate, float32 (count, H, W, C) in [-1, 1]: half noise of a seed, half waves."""
-    noise = np.random.default_rng(0).uniform(-1, 1, (count, height, width, channels))
-    y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(channels), indexing="ij")
-    waves = np.sin(0.11 * y + 0.07 * x + c)[None] * np.linspace(1, 0.5, count)[:, None, None, None]
-    return ((noise + waves) / 2).astype("float32")
-
-
 def certify(
-    source: str, target: str | None = None, *, format: str | None = None, tolerance: float = TOLERANCE, **options: Any
+    source: str,
+    target: str | None = None,
+    *,
+    format: str | None = None,
+    tolerance: float = TOLERANCE,
+    accept_numerics: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Run the Keras model of a checkpoint and the reference on the same images, and compare every stage.
 
     Args:
-        source: path of a checkpoint of another library, which the reference reads.
-        target: what it was converted to, whose model is judged: a `.keras` file, or anything that
-            `vit_keras.from_checkpoint` reads. None (default) judges the model that the source itself gives.
+        source: path of a checkpoint of another library, which the reference reads; or a `.keras` model of this one,
+            which goes with a `target` that the reference reads.
+        target: what it was converted to, and what is judged: a `.keras` or `.weights.h5` file, a SavedModel, or
+            anything that `vit_keras.from_checkpoint` reads. None (default) judges the model that the source gives.
         format: of the source; None (default) recognises it.
         tolerance: of the verdict: the largest difference of any stage, as a share of the stage's largest value.
+        accept_numerics: whether a target whose library computes GELU or norms otherwise may pass. It is judged by those
+            numerics, and `numerics_difference` holds what they cost. Default False.
         **options: of `vit_keras.from_checkpoint`, such as `image_size`. They must be those of the conversion.
 
     Returns:
         The certificate, plain JSON: digests, versions, settings, differences per stage, verdict.
 
     Raises:
-        CheckpointError, ValueError: the source or the target cannot be read.
+        CheckpointError, ValueError: the source or the target cannot be read, or an option cannot be followed.
     """
+    options = {name: value for name, value in options.items() if value is not None}
+    judging.check_options(options)
     checkpoint = converter.open_source(source, format, options.get("source_grid"))
-    model = registry.build_and_load(checkpoint, **options)[0] if target is None else open_target(target, options)
-    height, width, channels = model.input_shape[1:]
-    images = inputs(height, width, channels)
-    expected = reference_outputs(source, checkpoint, images, options)
-    stages = compare(keras_outputs(model, images), expected)
-    worst = max(stage["relative"] for stage in stages.values())
+    own = checkpoint.format.name == checkpoints.source.KERAS
+    if own and not judging.is_foreign(target):
+        raise CheckpointError(
+            f"{source} is a model of this library, which the reference does not read: pass a target in the layout of "
+            f"another library or an .npz. Received: {target}"
+        )
+    prove = _of_own if own else _of_foreign
+    proof = prove(source, checkpoint, target, options)
+    return _document(source, checkpoint, target, options, tolerance, accept_numerics, proof)
+
+
+@dataclasses.dataclass
+class _Proof:
+    """What was compared.
+
+    Args:
+        settings: of the reference, with the numerics of the model that was judged.
+        images: shape of the images.
+        stages, problems: of the judged model against the reference.
+        numerics_difference: stages with the numerics of the judged model against those of the other side; empty when
+            they are the same.
+        target_stages: of the reference on the target's arrays against that on the source's; empty where it cannot
+            read the target.
+    """
+
+    settings: reference.Settings
+    images: tuple[int, ...]
+    stages: dict[str, dict[str, float]]
+    problems: list[str]
+    numerics_difference: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    target_stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+
+
+def _of_foreign(source: str, checkpoint: checkpoints.Checkpoint, target: str | None, options: dict[str, Any]) -> _Proof:
+    """The model of the target, or of the source, against the reference on the source's arrays."""
+
+    def build() -> keras.Model:
+        return registry.build_and_load(checkpoint, **options)[0]
+
+    told, classes = judging.settings_of(checkpoint, options), checkpoint.facts.classes
+    judged = build() if target is None else judging.target_model(target, build)
+    images = judging.inputs_of(judged, options)
+    settings = _with_numerics(told, checkpoints.checkpoint_of(judged))
+    expected = judging.reference_stages(source, settings, images, options, classes)
+    found = judging.keras_stages(judged, images)
+    if target is not None and judging.is_saved_model(target):
+        final = "logits" if "logits" in found else "features"
+        found["served"], expected["served"] = judging.serve(target, images), found[final]
+    proof = _Proof(settings, images.shape, *judging.compare(found, expected))
+    if settings != told:
+        wanted = judging.reference_stages(source, told, images, options, classes)
+        proof.numerics_difference = judging.compare(expected, wanted)[0]
+    if judging.is_foreign(target):
+        theirs = converter.open_source(target, None)
+        said = judging.settings_of(theirs, {"num_heads": told.num_heads})
+        read = judging.reference_stages(target, said, images, {}, theirs.facts.classes)
+        proof.target_stages, problems = judging.compare(read, expected)
+        proof.problems += [f"target: {problem}" for problem in problems]
+    return proof
+
+
+def _of_own(source: str, checkpoint: checkpoints.Checkpoint, target: str, options: dict[str, Any]) -> _Proof:
+    """The model of a `.keras` source against the reference on the target's arrays."""
+    model = registry.build_and_load(checkpoint, **options)[0]
+    images = judging.inputs_of(model, options)
+    theirs = converter.open_source(target, None)
+    said = judging.settings_of(theirs, {"num_heads": checkpoint.facts.num_heads})
+    settings = _with_numerics(said, checkpoint)
+    expected = judging.reference_stages(target, settings, images, {}, theirs.facts.classes)
+    proof = _Proof(settings, images.shape, *judging.compare(judging.keras_stages(model, images), expected))
+    if said != settings:
+        computed = judging.reference_stages(target, said, images, {}, theirs.facts.classes)
+        proof.numerics_difference = judging.compare(computed, expected)[0]
+    return proof
+
+
+def _with_numerics(settings: reference.Settings, checkpoint: checkpoints.Checkpoint) -> reference.Settings:
+    """With those of another; a stem's only where there is one."""
+    numerics = checkpoint.numerics
+    fields = vars(numerics) if checkpoint.facts.stem else {"gelu": numerics.gelu, "epsilon": numerics.epsilon}
+    return dataclasses.replace(settings, **fields)
+
+
+def _document(source, checkpoint, target, options, tolerance, accept_numerics, proof: _Proof) -> dict[str, Any]:
+    problems = list(proof.problems)
+    for name, stage in {**proof.stages, **{f"target: {k}": v for k, v in proof.target_stages.items()}}.items():
+        if not stage["relative"] <= tolerance:
+            problems.append(f"{name}: {stage['relative']:.1e} of the largest value, more than {tolerance:.0e}")
+    if proof.numerics_difference and not accept_numerics:
+        problems.append("numerics: the target computes otherwise than the weights were trained with")
     return {
-        "source": {"name": os.path.basename(source.rstrip("/")), "format": checkpoint.format.name}
-        | {"sha256": digests(source)},
-        "target": None if target is None else {"name": os.path.basename(target.rstrip("/")), "sha256": digests(target)},
-        "options": {name: value for name, value in options.items() if value is not None},
-        "images": {"shape": list(images.shape), "generator": "conversion.certificate.inputs"},
-        "settings": vars(settings_of(checkpoint, options)),
-        "stages": stages,
+        "source": _file(source) | {"format": checkpoint.format.name},
+        "target": None if target is None else _file(target),
+        "options": options | {"accept_numerics": accept_numerics},
+        "images": {"shape": list(proof.images), "generator": "conversion.judging.inputs"},
+        "settings": vars(proof.settings),
+        "stages": proof.stages,
+        "numerics_difference": proof.numerics_difference,
+        "target_read_by_reference": proof.target_stages,
         "tolerance": tolerance,
-        "verdict": "pass" if worst <= tolerance else "fail",
+        "verdict": "fail" if problems else "pass",
+        "problems": problems,
         "versions": versions(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 
-def open_target(target: str, options: dict[str, Any]) -> keras.Model:
-    """The Keras model of what a conversion wrote."""
-    checkpoint = converter.open_source(target, None)
-    heads = {"num_heads": options["num_heads"]} if "num_heads" in options else {}
-    return registry.from_checkpoint(checkpoint, **heads)
-
-
-def settings_of(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -> reference.Settings:
-    """What the reference has to be told."""
-    facts, numerics = checkpoint.facts, checkpoint.numerics
-    return reference.Settings(
-        num_heads=options.get("num_heads") or facts.num_heads or facts.published_heads or 0,
-        pooling="token" if facts.pooling == "both" else facts.pooling,
-        norm_after_pooling=facts.norm_after_pooling,
-        remainder=options.get("remainder", "error"),
-        resize=checkpoint.resize.method,
-        resize_offset=checkpoint.resize.offset,
-        source_grid=checkpoint.source_grid,
-        **vars(numerics),
-    )
-
-
-def reference_outputs(
-    source: str, checkpoint: checkpoints.Checkpoint, images: np.ndarray, options: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    """The stages of the reference's forward pass on the source's own arrays."""
-    arrays = layouts.read_arrays(source)
-    parameters = reference.read(arrays, layouts.layout_of(arrays))
-    if "patch_size" in options:
-        size = options["patch_size"]
-        size = (size, size) if isinstance(size, int) else tuple(size)
-        parameters["embedding"]["kernel"] = reference.resize_patch(parameters["embedding"]["kernel"], size)
-    if "classes" in options and options["classes"] != checkpoint.facts.classes:
-        parameters = {name: value for name, value in parameters.items() if not name.startswith("head")}
-    return reference.forward(parameters, settings_of(checkpoint, options), images)
-
-
-def keras_outputs(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarray]:
-    """The same stages of a Keras model."""
-    backbone = rules.find_backbone(model)
-    stages = {"embedding": backbone.get_layer("embedding").output}
-    blocks = [layer for layer in backbone.layers if isinstance(layer, TransformerBlock)]
-    stages |= {f"block_{index}": block.output for index, block in enumerate(blocks)}
-    names = {layer.name for layer in backbone.layers}
-    if "Transformer_encoder_norm" in names:
-        stages["encoded"] = backbone.get_layer("Transformer_encoder_norm").output
-    stages["logits" if "head" in names else "features"] = backbone.output
-    outputs = keras.Model(backbone.input, stages)(images, training=False)
-    return {name: np.asarray(value) for name, value in outputs.items()}
-
-
-def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Largest and mean absolute difference of each stage that both have, and the largest as a share of the stage."""
-    stages = {}
-    for name in found:
-        if name in expected:
-            difference, scale = np.abs(found[name] - expected[name]), float(np.abs(expected[name]).max())
-            largest = float(difference.max())
-            stages[name] = {"max": largest, "mean": float(difference.mean()), "relative": largest / (scale or 1.0)}
-    return stages
+def _file(path: str) -> dict[str, Any]:
+    return {"name": os.path.basename(path.rstrip("/")), "sha256": digests(path)}
 
 
 def digests(path: str) -> dict[str, str]:
@@ -161,5 +190,5 @@ def versions() -> dict[str, str]:
 def save(certificate: dict[str, Any], path: str) -> None:
     """Write a certificate; the path holds all of it or what it held before."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        json.dump(certificate, file, indent=2)
+        json.dump(certificate, file, indent=2, allow_nan=False)
         file.write("\n")

@@ -27,7 +27,7 @@ LAYOUTS = {
 _CHOICES = {
     "gelu": ("tanh", "exact"),
     "pooling": ("token", "gap", "map", "token_gap", None),
-    "remainder": ("error", "crop"),
+    "remainder": ("error", "crop", "pad"),
     "resize": ("align_corners", "bicubic", "antialiased_bicubic"),
 }
 
@@ -43,7 +43,8 @@ class Settings:
         pooling: "token" (class token, default), "gap" (mean of the patch tokens), "map" (attention of one query to all
             tokens), "token_gap" (class token and mean of the patch tokens side by side) or None (every token).
         norm_after_pooling: the one LayerNorm stands behind the pooling (timm's `fc_norm`, MAE); default False.
-        remainder: of an image that is no multiple of the patch: "error" (default) or "crop", which drops it.
+        remainder: of an image that is no multiple of the patch: "error" (default), "crop", which drops it, or "pad",
+            with zeros below and to the right.
         resize: of positions: "align_corners" (bilinear, the original, default), "bicubic" (PyTorch's) or
             "antialiased_bicubic" (PyTorch's with `antialias=True`).
         resize_offset: DINOv2's 0.1 in scale = (new + offset) / old; bicubic only; default 0.
@@ -139,13 +140,16 @@ def forward(parameters: dict, settings: Settings, images: np.ndarray) -> dict[st
 def _embed(p, settings, pixels):
     """(B, H, W, C) to (B, h, w, D): one product for each patch."""
     size_h, size_w, _, width = p["kernel"].shape
-    batch, height, _, channels = pixels.shape
+    batch, height, across, channels = pixels.shape
+    if settings.remainder == "pad":
+        pixels = np.pad(pixels, [(0, 0), (0, -height % size_h), (0, -across % size_w), (0, 0)])
+        height = pixels.shape[1]
     rows, columns = height // size_h, pixels.shape[2] // size_w
     cropped = pixels[:, : rows * size_h, : columns * size_w]
     if settings.remainder == "error" and cropped.shape != pixels.shape:
         raise ValueError(
-            f"Expected a multiple of the patch, or remainder='crop'. Received: {pixels.shape[1:3]} pixels or features "
-            f"for a patch of {(size_h, size_w)}"
+            "Expected a multiple of the patch, or remainder='crop' or 'pad'. "
+            f"Received: {pixels.shape[1:3]} pixels or features for a patch of {(size_h, size_w)}"
         )
     patches = cropped.reshape(batch, rows, size_h, columns, size_w, channels).transpose(0, 1, 3, 2, 4, 5)
     return _dense({**p, "kernel": p["kernel"].reshape(-1, width)}, patches.reshape(batch, rows, columns, -1))

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from typing import Any
 
-from conversion import certificate
+from conversion import certificate, judging
 from vit_keras import converter
 from vit_keras.checkpoints.files import read_json
 from vit_keras.progress import progress_bar
-
-SUFFIXES = {**converter.SUFFIXES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,52 +61,53 @@ def _entries(manifest: dict[str, Any], path: str) -> list[dict[str, Any]]:
     for entry in entries:
         targets = entry.get("to") if isinstance(entry, dict) else None
         named = isinstance(targets, list) and all(isinstance(entry.get(key), str) for key in ("name", "source"))
-        if not named or not set(targets) <= set(converter.TARGETS) or os.path.basename(entry["name"]) != entry["name"]:
+        if not named or any(to not in converter.TARGETS for to in targets) or not _is_file_name(entry["name"]):
             raise ValueError(
-                f'{path}: expected "name", "source" and "to", a list of {", ".join(converter.TARGETS)}. '
+                f'{path}: expected "name" (of a folder), "source" and "to", a list of {", ".join(converter.TARGETS)}. '
                 f"Received: {json.dumps(entry)}"
             )
+    twice = [name for name, count in Counter(entry["name"] for entry in entries).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}: expected names of one checkpoint each. Received twice: {', '.join(twice)}")
     return entries
+
+
+def _is_file_name(name: str) -> bool:
+    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 def _release_one(base: str, out: str, entry: dict[str, Any], to: str) -> Outcome:
     source = os.path.join(base, entry["source"])
     folder = os.path.join(base, out, entry["name"])
-    target = os.path.join(folder, to + SUFFIXES.get(to, ""))
+    target = os.path.join(folder, to + converter.SUFFIXES.get(to, ""))
     options = {name: value for name, value in entry.items() if name not in ("name", "source", "to")}
     try:
-        if _is_done(source, target):
+        judging.check_options(options.keys() - {"accept_numerics"})
+        if _is_done(source, target, options):
             return Outcome(entry["name"], to, "kept", "")
         os.makedirs(folder, exist_ok=True)
         converter.convert(source, to, target, force=True, **options)
-        result = certificate.certify(source, _judged(to, target), **_changes(options))
+        result = certificate.certify(source, target, **options)
         certificate.save(result, f"{target}.certificate.json")
     except Exception as error:  # whatever it is, the others go on
-        return Outcome(entry["name"], to, "failed", str(error).splitlines()[0])
-    last = list(result["stages"].values())[-1]
-    state = "done" if result["verdict"] == "pass" else "failed"
-    return Outcome(entry["name"], to, state, f"{last['max']:.1e}")
+        return Outcome(entry["name"], to, "failed", (str(error) or type(error).__name__).splitlines()[0])
+    if result["problems"]:
+        return Outcome(entry["name"], to, "failed", result["problems"][0])
+    final = "logits" if "logits" in result["stages"] else "features"
+    return Outcome(entry["name"], to, "done", f"{result['stages'][final]['max']:.1e}")
 
 
-def _judged(to: str, target: str) -> str | None:
-    """What of a target can be read back into a Keras model; weights alone and SavedModels are the source's model."""
-    return None if to in ("weights", "savedmodel") else target
-
-
-def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "accept_numerics"}
-
-
-def _is_done(source: str, target: str) -> bool:
-    """Whether an earlier run certified this very target of this very source."""
+def _is_done(source: str, target: str, options: dict[str, Any]) -> bool:
+    """Whether an earlier run certified this very target of this very source, with these options."""
     try:
         earlier = read_json(f"{target}.certificate.json")
-        judged = earlier["target"] is None or earlier["target"]["sha256"] == certificate.digests(target)
         return (
             os.path.exists(target)
             and earlier["verdict"] == "pass"
-            and judged
-            and (earlier["source"]["sha256"] == certificate.digests(source))
+            and earlier["options"]
+            == {"accept_numerics": False, **{name: value for name, value in options.items() if value is not None}}
+            and earlier["target"]["sha256"] == certificate.digests(target)
+            and earlier["source"]["sha256"] == certificate.digests(source)
         )
     except (ValueError, KeyError, TypeError, OSError):
         return False

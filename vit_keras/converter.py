@@ -1,6 +1,7 @@
 """One checkpoint from any format into any other, with what may change on the way."""
 
 import dataclasses
+import inspect
 import json
 import os
 import time
@@ -11,14 +12,16 @@ import keras
 
 from vit_keras import catalog, checkpoints, registry
 from vit_keras.checkpoints.arrays import replacing
-from vit_keras.checkpoints.export import refuse_existing, replacing_folder
+from vit_keras.checkpoints.export import check_place, replacing_folder
+from vit_keras.checkpoints.maps import FORMATS
 from vit_keras.checks import as_choice
-from vit_keras.predictor import load_model
 from vit_keras.variants import open_row
 
-TARGETS = ("keras", "weights", "npz", "timm", "huggingface", "keras_hub", "savedmodel")
+FAMILIES = {
+    "npz" if known.family == "original" else known.family: known.family for known in FORMATS if known.write is not None
+}
+TARGETS = ("keras", "weights", *FAMILIES, "savedmodel")
 SUFFIXES = {"keras": ".keras", "weights": ".weights.h5", "npz": ".npz"}
-FAMILIES = {"npz": "original", "timm": "timm", "huggingface": "huggingface", "keras_hub": "keras_hub"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,7 @@ def convert(
     ```
 
     Args:
-        source: whatever `vit_keras.from_checkpoint` reads, a `.keras` model of this library, or a `variant.tag` of the
-            catalog.
+        source: whatever `vit_keras.from_checkpoint` reads, or a `variant.tag` of the catalog.
         to: `"keras"` (a whole model, `.keras`), `"weights"` (`.weights.h5`), `"npz"` (the original layout), `"timm"`,
             `"huggingface"`, `"keras_hub"` (folders that these libraries load), or `"savedmodel"` (TensorFlow's).
         out: path of the file or folder.
@@ -94,7 +96,7 @@ def convert(
     suffix = SUFFIXES.get(to, "")
     if not out.endswith(suffix) or (to == "keras" and not os.path.basename(out).removesuffix(suffix)):
         raise ValueError(f"The name of a file for {to!r} ends in {suffix}. Received: {out}")
-    refuse_existing(out, force)
+    check_place(out, force, is_file=bool(suffix))
     checkpoint = open_source(source, format, options.get("source_grid"))
     model, report = registry.build_and_load(checkpoint, **options)
     written = _write(model, to, out, accept_numerics)
@@ -102,7 +104,7 @@ def convert(
 
 
 def open_source(source: str | os.PathLike, format: str | None, source_grid: Any = None) -> checkpoints.Checkpoint:
-    """Open what a conversion starts from: a row of the catalog, a `.keras` model of this library, or any checkpoint.
+    """Open what a conversion starts from: a row of the catalog, or any checkpoint.
 
     Raises:
         CheckpointError: it cannot be read, or fetched.
@@ -110,11 +112,6 @@ def open_source(source: str | os.PathLike, format: str | None, source_grid: Any 
     name = os.fspath(source)
     if name in catalog.ROWS:
         return open_row(catalog.ROWS[name])
-    if name.endswith(".keras") and format in (None, "keras"):
-        try:
-            return checkpoints.open_checkpoint(name, format, source_grid)  # of the old vit-keras, which cannot be built
-        except checkpoints.CheckpointError:
-            return checkpoints.checkpoint_of(load_model(name))
     return checkpoints.open_checkpoint(name, format, source_grid)
 
 
@@ -124,7 +121,8 @@ def _write(model: keras.Model, to: str, out: str, accept_numerics: bool) -> dict
         return checkpoints.save_checkpoint(model, out, FAMILIES[to], accept_numerics=accept_numerics, force=True)
     if to == "savedmodel":
         with replacing_folder(out) as folder:
-            model.export(folder, verbose=False)
+            quiet = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}  # not in 3.3
+            model.export(folder, **quiet)
     else:
         with replacing(out) as temporary:
             _save_keras(model, temporary) if to == "keras" else model.save_weights(temporary)

@@ -33,9 +33,20 @@ def _load(name: str) -> tuple[str, ...]:
     return tuple((_FILES / f"{name}.txt").read_text(encoding="utf-8").splitlines())
 
 
-def find(classes: list[str]) -> str | None:
-    """Name of the label set that these class names are, in this order, or None."""
-    return next((name for name in names() if _load(name) == tuple(classes)), None)
+def known(classes: list[str]) -> str | tuple[str, ...] | None:
+    """Class names as a record holds them: the name of the label set that they are, in this order, or themselves.
+
+    None if there are none, or none but placeholders such as Hugging Face's `LABEL_0`.
+    """
+    if all(name == f"LABEL_{index}" for index, name in enumerate(classes)):
+        return None
+    return next((name for name in names() if _load(name) == tuple(classes)), tuple(classes))
+
+
+def of(record: str | tuple[str, ...] | None, classes: int | None) -> list[str] | None:
+    """The names of so many classes that a record says, or None."""
+    found = load(record) if isinstance(record, str) else list(record or ())
+    return found if found and len(found) == classes else None
 
 
 def read(source: str) -> list[str]:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,8 @@ from scipy.special import softmax
 
 from vit_keras import catalog, preprocessing, registry
 from vit_keras import labels as label_sets
-from vit_keras.checkpoints import CheckpointError, fetch
+from vit_keras.checkpoints import fetch
+from vit_keras.checkpoints.model import load_keras
 from vit_keras.checks import as_int
 from vit_keras.layers import AttentionPooling, TokenPooling, walk
 from vit_keras.records import Weights
@@ -42,13 +42,14 @@ class Predictor:
 
     Args:
         model: a name of `vit_keras.list_weights` or `list_models`, whose weights are fetched if need be; a Keras model
-            of this library; or the path of a `.keras` file or of an `.npz` checkpoint in the original layout.
+            of this library; or the path of a `.keras` file, or of a checkpoint or folder that
+            `vit_keras.from_checkpoint` reads.
         labels: name of each class; or the name of a label set, or the path of a text file with a name on each line.
             None (default): those that the weights are known to have; ImageNet's, in the
             original order, for 1,000 or 21,843 classes of an `.npz`; else the indices.
         image_size: height and width in pixels to which images are resized. None (default): the model's own, or for a
             model of any size the one whose position table it holds.
-        **options: with a name, arguments of `vit_keras.create`; with an `.npz`, of `vit_keras.from_checkpoint`.
+        **options: with a name, arguments of `vit_keras.create`; with a checkpoint, of `vit_keras.from_checkpoint`.
 
     Raises:
         CheckpointError: the file cannot be fetched or read as a model.
@@ -193,9 +194,9 @@ def known_labels(model: keras.Model) -> list[str] | None:
     if _last_layer(model)[0].name != "head":  # a user's own in its place
         return None
     for record in map(Weights.from_dict, preprocessing.records(model)):
-        name = record.labels or (label_sets.ASSUMED.get(classes) if record.head else None)
-        found = label_sets.load(name) if name else []
-        if len(found) == classes:
+        assumed = label_sets.ASSUMED.get(classes) if record.head else None
+        found = label_sets.of(record.labels or assumed, classes)
+        if found:
             return found
     return None
 
@@ -246,7 +247,7 @@ def _activation_of(layer: keras.layers.Layer) -> str:
 
 
 def load_model(model: str | os.PathLike, **options: Any) -> keras.Model:
-    """Load a `.keras` file (in safe mode), build the model of an `.npz` checkpoint, or create one by name.
+    """Load a `.keras` file (in safe mode), build the model of a checkpoint, or create one by name.
 
     Raises:
         CheckpointError: the file is missing, neither of the two, or cannot be fetched.
@@ -265,13 +266,4 @@ def load_model(model: str | os.PathLike, **options: Any) -> keras.Model:
         return (registry.create if is_name else registry.from_checkpoint)(name, **options)
     if options:
         raise ValueError(f"A .keras file is loaded as it was saved; {', '.join(options)} cannot change it.")
-    if not os.path.isfile(name):
-        raise CheckpointError(f"{name}: there is no such file. Expected the path of a .keras model.")
-    if not zipfile.is_zipfile(name):
-        raise CheckpointError(f"{name}: not a .keras file, or a truncated one; copy or download it again.")
-    # A damaged archive can fail anywhere in Keras, HDF5 or the layers.
-    try:
-        return keras.saving.load_model(name, compile=False)
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{name}: not a Keras model that can be loaded ({reason})") from error
+    return load_keras(name)

@@ -129,7 +129,7 @@ def preprocess(images: Any, size: tuple[int, int] | None = None, rule: Preproces
     if rule.resize == "squash":
         x = _resize(x, given, (height, width), rule)
     else:
-        covering = _covering(given, (height, width), rule)
+        covering = (_outer if rule.resize == "squash_crop" else _covering)(given, (height, width), rule)
         x = _resize(x, given, covering, rule)
         (top, left) = (_centre(outer - inner, rule) for outer, inner in zip(covering, (height, width)))
         x = x[..., top : top + height, left : left + width, :]
@@ -138,10 +138,14 @@ def preprocess(images: Any, size: tuple[int, int] | None = None, rule: Preproces
     return ops.convert_to_numpy(x) if isinstance(images, np.ndarray) else x
 
 
+def _outer(image: Any, size: tuple[int, int], rule: Preprocessing) -> tuple[int, int]:
+    """`size` divided by the crop, rounded down as timm does; the addend undoes the rounding of 384 / (384 / 448)."""
+    return math.floor(size[0] / rule.crop + 1e-6), math.floor(size[1] / rule.crop + 1e-6)
+
+
 def _covering(image: Any, size: tuple[int, int], rule: Preprocessing) -> tuple[Any, Any]:
     """Height and width, aspect ratio kept, that just cover `size` divided by the crop."""
-    # timm rounds the divided size down; the addend undoes the division's own rounding, as of 384 / (384 / 448).
-    height, width = (math.floor(length / rule.crop + 1e-6) for length in size)
+    height, width = _outer(image, size, rule)
     half = int(rule.resize == "resize_small")  # big_vision rounds to nearest, torchvision down
     h, w = image
     new_height, new_width = (2 * width * h + half * w) // (2 * w), (2 * height * w + half * h) // (2 * h)

@@ -37,7 +37,7 @@ class Resize:
         return dataclasses.asdict(self)
 
 
-RESIZES = ("squash", "short_side", "resize_small")
+RESIZES = ("squash", "squash_crop", "short_side", "resize_small")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area")
 
 
@@ -47,9 +47,10 @@ class Preprocessing:
 
     Args:
         resize: `"squash"` resizes to the model's height and width whatever the aspect ratio (the original code's
-            evaluation, `input_pipeline.py`; Hugging Face); `"short_side"` keeps it, so that the image covers `size`
-            divided by `crop`, and cuts out the centre (timm, torchvision); `"resize_small"` does so with big_vision's
-            rounding (`pp/ops_image.py`, `resize_small` and `central_crop`).
+            evaluation, `input_pipeline.py`; Hugging Face); `"squash_crop"` resizes so to `size` divided by `crop`, and
+            cuts out the centre (Hugging Face's DeiT, timm's `crop_mode="squash"`); `"short_side"` keeps the ratio, so
+            that the image covers `size` divided by `crop`, and cuts out the centre (timm, torchvision);
+            `"resize_small"` does so with big_vision's rounding (`pp/ops_image.py`, `resize_small`, `central_crop`).
         crop: share of the resized image's short side that is kept, timm's `crop_pct`. Squashing takes 1 alone.
         interpolation: `"nearest"`, `"bilinear"`, `"bicubic"` (a = -0.5) or `"area"` (TensorFlow's).
         antialias: whether bilinear and bicubic filter before they shrink, and round to 8 bits, as Pillow does.
@@ -150,7 +151,7 @@ class Weights:
         resize: rule of the source for its position table.
         source_grid, grid: (height, width) in patches of the stored and of the loaded position table.
         preprocessing: what the weights expect of pixels.
-        labels: name of the label set, None when unknown.
+        labels: name of the label set, or the class names themselves; None when unknown.
         head: whether the head is the source's.
     """
 
@@ -162,7 +163,7 @@ class Weights:
     source_grid: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
     preprocessing: Preprocessing = Preprocessing()
-    labels: str | None = None
+    labels: str | tuple[str, ...] | None = None
     head: bool = False
 
     def to_dict(self) -> dict:
@@ -175,6 +176,8 @@ class Weights:
         # Before 0.1.0 was released, mean and std were on the scale of the pixels themselves.
         pixels = {"value_range": (0.0, 255.0), **record["preprocessing"]}
         grids = {key: record[key] and tuple(record[key]) for key in ("source_grid", "grid")}
+        labels = record.get("labels")
+        grids["labels"] = tuple(labels) if isinstance(labels, list) else labels
         parts = {"resize": Resize(**record["resize"]), "preprocessing": Preprocessing(**pixels)}
         return cls(**{**record, **grids, **parts})
 

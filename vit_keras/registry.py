@@ -92,14 +92,14 @@ def from_checkpoint(
     Args:
         source: path of a checkpoint of a ViT or a hybrid: an `.npz` in the original layout; a `.safetensors` file or a
             folder of timm or Hugging Face; a PyTorch state dict; a preset folder of keras-hub; a `.weights.h5` or
-            `.h5` of the old vit-keras. Or a mapping from key to array, or a model of this library, whose weights are
-            copied.
+            `.h5` of the old vit-keras; a `.keras` file. Or a mapping from key to array, or a model of this library,
+            whose weights are copied.
         source_grid, resize: as in `vit_keras.load_weights_from`.
         format: `"original"`, `"timm"`, `"huggingface"`, `"keras_hub"` or `"vit_keras_legacy"`. None (default)
             recognises it by the keys.
         **options: fields of `vit_keras.spec.ViTSpec` to change, such as `image_size` (default: that of the position
             table, if it is square), `patch_size` (other than the file's: its embedding is resized as in FlexiViT, and
-            the image keeps its size), `classes` (other than the file's: with a new head), `include_top`, `num_heads`
+            the image keeps its size), `classes` (a new head, unless the file's has as many), `include_top`, `num_heads`
             (which files of PyTorch do not tell, default: the published size's), or `pooling`, which few files tell
             (default: `"token"` with a class token, `"gap"` without, `"map"` with a MAP head).
 
@@ -137,7 +137,8 @@ def build_and_load(
 def _spec_of_file(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -> ViTSpec:
     """The spec of the model that a file was saved from, with changes."""
     facts, native = checkpoint.facts, checkpoint.facts.native_size
-    if options.get("image_size") is None and "native_size" not in options and native is None:
+    chosen = {**checkpoint.architecture, **options}
+    if chosen.get("image_size") is None and "native_size" not in chosen and native is None:
         raise checkpoints.CheckpointError(
             f"{checkpoint.name} holds a position table of {facts.places} places, which is no square: "
             "pass image_size=(height, width) or source_grid=(height, width)."
@@ -162,13 +163,14 @@ def _spec_of_file(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -
         "position": "learned_1d" if facts.places else "none",
         "image_size": native,
         "classes": facts.classes or 1000,
-        "include_top": facts.classes is not None,
+        "include_top": facts.classes is not None or "classes" in options,
         "representation_size": facts.representation_size,
         "gelu": checkpoint.numerics.gelu,
         "epsilon": checkpoint.numerics.epsilon,
         **parts_of(facts),
+        **checkpoint.architecture,
     }
-    if "image_size" in options and options["image_size"] is None:
+    if {**known, **options}["image_size"] is None:
         known["native_size"] = native
     if facts.stem is not None and takes_grey_as_rgb(facts, options):
         known["stem"] = dataclasses.replace(facts.stem, grey_as_rgb=True)

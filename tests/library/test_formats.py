@@ -144,7 +144,6 @@ def test_state_dicts_of_pre_training(wrapping):
         first = {"MoCo v3": "base_encoder"}.get(wrapping, "teacher")
         wrapped |= {key.replace(first, second): 2 * value for key, value in wrapped.items()}
     beside = dict.fromkeys(BESIDE[wrapping], np.zeros(3))
-    assert open_checkpoint({**wrapped, **beside}).facts.num_heads == (12 if wrapping == "MoCo v3" else None)
     model = vit_keras.from_checkpoint({**wrapped, **beside}, num_heads=4)
     plain = vit_keras.from_checkpoint(arrays, num_heads=4)
     np.testing.assert_array_equal(model(images_of((32, 32))), plain(images_of((32, 32))))

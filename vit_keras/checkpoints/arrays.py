@@ -61,7 +61,7 @@ def zip_entries(path: str, archive: zipfile.ZipFile) -> dict[str, Entry]:
     twice = [key for key, count in collections.Counter(keys).items() if count > 1]
     if twice:
         raise CheckpointError(f"{path}: the archive holds {', '.join(twice)} more than once.")
-    _refuse_bombs(path, members)
+    refuse_inflation(path, sum(info.compress_size for info in members), sum(info.file_size for info in members))
     return {key: _npz_entry(path, archive, info) for key, info in zip(keys, members)}
 
 
@@ -69,11 +69,14 @@ _MOST_INFLATION = 100  # weights shrink by a tenth or two; a head of zeros, by a
 _SMALL = 64 * 2**20  # bytes that may be anything
 
 
-def _refuse_bombs(path: str, members: list[zipfile.ZipInfo]) -> None:
-    inflated, stored = (sum(getattr(info, size) for info in members) for size in ("file_size", "compress_size"))
+def refuse_inflation(path: str, stored: int, inflated: int) -> None:
+    """
+    Raises:
+        CheckpointError: so many bytes come out of a file of so few that it must be a trap.
+    """
     if inflated > max(_SMALL, _MOST_INFLATION * stored):
         raise CheckpointError(
-            f"{path}: the archive would grow from {stored:,} to {inflated:,} bytes, as no weights do; it is refused."
+            f"{path}: the file would grow from {stored:,} to {inflated:,} bytes, as no weights do; it is refused."
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_keras.checkpoints import rules
 from vit_keras.checkpoints.arrays import CheckpointError, Entry
-from vit_keras.checkpoints.facts import describe
+from vit_keras.checkpoints.facts import Facts, describe
 from vit_keras.checkpoints.model import facts_of_model, numerics_by_layer
 from vit_keras.checkpoints.source import Checkpoint, open_checkpoint
 from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
@@ -87,7 +87,8 @@ def load_weights_from(
 
     Args:
         model: a model with one Vision Transformer of this library in it, alone or nested.
-        source: path of a file, of a folder with weights and `config.json`, or a mapping from key to array.
+        source: path of a file (`.keras` files are such), of a folder with weights and `config.json`, or a mapping from
+            key to array.
         top: False never loads the head; `"if_fits"` (default) loads it when shapes agree and else keeps the initial
             one with a warning; True insists.
         resize: rule for position tables of another grid. None (default) takes the format's own; others:
@@ -127,6 +128,7 @@ def load_weights_from(
             _check_numerics(backbone, checkpoint.numerics)
         entries, targets = _select_top(checkpoint, rules.collect_targets(backbone), top)
         assignments = rules.match(checkpoint.format.rules, entries, targets, context)
+        _check_facts(checkpoint, facts_of_model(backbone), any(path.startswith(HEADS) for path in targets))
         _check_values(assignments, context, checkpoint.name)
         # Before the first change: where warnings are errors, this too can end the load.
         report = _report(checkpoint, backbone, assignments, context)
@@ -147,6 +149,21 @@ def _check_numerics(backbone: keras.Model, numerics: Numerics) -> None:
                     f"{layer} has {name}={value!r} where they have {theirs!r}: build it with theirs, or pass "
                     "numerics='keep' to load_weights_from"
                 )
+
+
+def _check_facts(checkpoint: Checkpoint, ours: Facts, with_head: bool) -> None:
+    """What no array's shape shows, where the file says it."""
+    theirs = checkpoint.facts
+    if theirs.num_heads is not None and theirs.num_heads != ours.num_heads:
+        raise CheckpointError(
+            f"the weights were trained with {theirs.num_heads} attention heads, the model has {ours.num_heads}: build "
+            f"it with num_heads={theirs.num_heads}"
+        )
+    if checkpoint.says_pooling and with_head and theirs.pooling != ours.pooling:
+        raise CheckpointError(
+            f"the file's head reads pooling={theirs.pooling!r}, the model's {ours.pooling!r}: build it with that, or "
+            "pass top=False"
+        )
 
 
 HEADS = ("head/", "head_dist/")

@@ -16,7 +16,7 @@ from vit_keras.checkpoints.arrays import CheckpointError, write_npz
 from vit_keras.checkpoints.facts import Facts
 from vit_keras.checkpoints.format import Format, Written
 from vit_keras.checkpoints.maps import FORMATS, jax
-from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of
+from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of, refuse_layers_outside
 from vit_keras.checks import as_choice
 from vit_keras.layers import AddPositionEmbs
 
@@ -60,6 +60,7 @@ def prepare(model: keras.Model, family: str, accept_numerics: bool = False) -> t
         CheckpointError: the format cannot express the model; every reason is listed.
     """
     backbone = rules.find_backbone(model)
+    refuse_layers_outside(model, backbone)
     facts, numerics, record = facts_of_model(backbone), model_numerics(backbone), record_of(backbone)
     known = _of_family(family, facts)
     assert known.refuse is not None
@@ -95,8 +96,14 @@ def _of_family(family: str, facts: Facts) -> Format:
 
 
 def _without_a_place(backbone: keras.Model) -> list[str]:
-    kinds = {layer.kind for layer in backbone.layers if isinstance(layer, AddPositionEmbs)}
-    return ["it has no place for fixed sines and cosines of positions"] if "sincos_2d" in kinds else []
+    """What no foreign format expresses, and no variable shows."""
+    reasons = []
+    if any(isinstance(layer, AddPositionEmbs) and layer.kind == "sincos_2d" for layer in backbone.layers):
+        reasons.append("it has no place for fixed sines and cosines of positions")
+    remainder = backbone.get_layer("embedding").remainder
+    if remainder != "error" and None not in backbone.input_shape[1:3]:
+        reasons.append(f"it has no place for remainder={remainder!r}: build the model at a size that the patch divides")
+    return reasons
 
 
 def save_checkpoint(
@@ -127,7 +134,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: the format cannot express the model, or there is something at `path`. Nothing was written.
     """
-    refuse_existing(path, force)
+    check_place(path, force, is_file=format == "original")
     known, written, keys = prepare(model, format, accept_numerics)
     if known.family == "original":
         write_npz(path, written.entries)
@@ -139,13 +146,20 @@ def save_checkpoint(
     return keys
 
 
-def refuse_existing(path: str | os.PathLike, force: bool) -> None:
-    """
+def check_place(path: str | os.PathLike, force: bool, is_file: bool = False) -> None:
+    """Find out before the work whether its result can lie at `path`.
+
     Raises:
-        CheckpointError: there is something at `path`, and no `force`.
+        CheckpointError: there is something at `path` and no `force`, or a folder where a file shall be, or no folder to
+            put it into.
     """
+    name, folder = os.fspath(path), os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{name}: there is no folder {folder} to write into. Make it first.")
     if os.path.lexists(path) and not force:
-        raise CheckpointError(f"{os.fspath(path)} exists already: choose another name, or pass force (--force).")
+        raise CheckpointError(f"{name} exists already: choose another name, or pass force (--force).")
+    if is_file and os.path.isdir(path):
+        raise CheckpointError(f"{name} is a folder, and a file is to be written: choose another name.")
 
 
 @contextlib.contextmanager
@@ -160,6 +174,8 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[str]:
             os.rename(path, old)
         os.rename(temporary, path)
     finally:
+        if os.path.lexists(old) and not os.path.lexists(path):  # interrupted between the two
+            os.rename(old, path)
         for leftover in (temporary, old):
             if os.path.isdir(leftover) and not os.path.islink(leftover):
                 shutil.rmtree(leftover)

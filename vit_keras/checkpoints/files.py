@@ -22,7 +22,9 @@ from vit_keras.checkpoints.arrays import (
 )
 from vit_keras.checkpoints.kinds import hdf5_entries, safetensors_entries, torch_entries
 
-CONFIG, PROCESSOR = "config.json", "preprocessor_config"
+CONFIG = "config.json"
+# Further JSON files: Hugging Face's, and two of keras-hub's.
+BESIDE_CONFIG = PROCESSOR, TASK_CONFIG, IMAGE_CONVERTER = "preprocessor_config", "task", "image_converter"
 MOST_CONFIG_BYTES = 16 * 2**20  # ImageNet-21k's 21,843 names take 1 MB
 # What a folder of Hugging Face, timm or keras-hub holds, in the order in which it is looked for.
 WEIGHT_FILES = (
@@ -100,15 +102,19 @@ def _keras_config(path: str) -> dict[str, Any]:
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """`config.json` of a folder, and in it, under its name, `preprocessor_config.json`; empty when there is none.
+    """`config.json` of a folder, and in it, under their names, `BESIDE_CONFIG`; empty when there is none.
 
     Raises:
         CheckpointError: one is no JSON object, or too large to be a configuration.
     """
-    path, processor = (os.path.join(folder, name) for name in (CONFIG, PROCESSOR + ".json"))
-    if not os.path.isfile(path):
+    if not os.path.isfile(os.path.join(folder, CONFIG)):
         return {}
-    return {**read_json(path), **({PROCESSOR: read_json(processor)} if os.path.isfile(processor) else {})}
+    config = read_json(os.path.join(folder, CONFIG))
+    for name in BESIDE_CONFIG:
+        path = os.path.join(folder, f"{name}.json")
+        if os.path.isfile(path):
+            config[name] = read_json(path)
+    return config
 
 
 def read_json(path: str) -> dict[str, Any]:

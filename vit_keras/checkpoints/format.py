@@ -24,7 +24,7 @@ def _save_safetensors(folder: str, entries: Entries) -> None:
     write_safetensors(os.path.join(folder, "model.safetensors"), entries, {"format": "pt"})
 
 
-def _nothing_known(config: Mapping[str, Any]) -> dict[str, Any]:
+def _nothing_known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {}
 
 
@@ -63,7 +63,8 @@ class Format:
         recognises: whether these keys are its own.
         canonical: entries of any era of the format → (entries under the keys of the table, keys left out).
         prefix_rows: keys of the table → how many rows may stand before the grid of the position table.
-        known: configuration → fields of `Checkpoint` and `Facts` that it decides.
+        known: (configuration, keys as they are in the file) → what these decide: fields of `Checkpoint`, the
+            `num_heads` and `pooling` of `Facts`, and `image_size`, (height, width) in pixels.
         heads: entries as they are in the file → number of attention heads, where they tell it.
         refuse: (facts, numerics) → why the format cannot express a model, one sentence each. The word "numerics"
             begins those that `accept_numerics` lets pass.
@@ -81,7 +82,7 @@ class Format:
     recognises: Callable[[Collection[str]], bool]
     canonical: Callable[[Entries], tuple[Entries, tuple[str, ...]]] = _as_they_are
     prefix_rows: Callable[[Collection[str]], PrefixRows] = lambda keys: PrefixRows((1,))
-    known: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing_known
+    known: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]] = _nothing_known
     heads: Callable[[Entries], int | None] = lambda entries: None
     refuse: Callable[[Facts, Numerics], list[str]] | None = None
     write: Callable[[Entries, Facts, Weights], Written] | None = None

@@ -4,12 +4,20 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_keras.checkpoints.arrays import CheckpointError, Entry, checked, read_errors, replacing, value_of
+from vit_keras.checkpoints.arrays import (
+    CheckpointError,
+    Entry,
+    checked,
+    read_errors,
+    refuse_inflation,
+    replacing,
+    value_of,
+)
 
 
 def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
@@ -17,6 +25,7 @@ def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
     import h5py
 
     entries: dict[str, Entry] = {}
+    claimed: list[int] = []
 
     def visit(key: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset):
@@ -29,6 +38,8 @@ def hdf5_entries(path: str, file: Any) -> dict[str, Entry]:
             raise CheckpointError(f"{path}: {key!r} holds {item.dtype}. Expected numbers.")
         if item.chunks is None and item.size * item.dtype.itemsize > opened.id.get_filesize():
             raise CheckpointError(f"{path}: {key!r} claims more bytes than the file has.")
+        claimed.append(item.size * item.dtype.itemsize)
+        refuse_inflation(path, opened.id.get_filesize(), sum(claimed))
 
         def read(key: str = key) -> np.ndarray:
             with read_errors(path, key):
@@ -81,25 +92,35 @@ def safetensors_entries(path: str) -> dict[str, Entry]:
 def torch_entries(path: str) -> dict[str, Entry]:
     """A state dict saved by PyTorch, which alone reads its own pickles as data (`weights_only=True`)."""
     torch = import_extra("torch", "torch", f"{os.path.basename(path)} is a PyTorch file: ")
-    with read_errors(path, "the state dict"):
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=None)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its own message explains how to read the file unsafely
+        raise CheckpointError(
+            f"{path}: PyTorch cannot read it as data: it is damaged, or holds objects other than tensors, which could "
+            "run code."
+        ) from error
     found: dict[str, Entry] = {}
-    _collect_tensors(torch, "", state, found, path)
+    for key, tensor in _tensors(torch, "", state, path):
+        if key in found:
+            raise CheckpointError(f"{path}: {key!r} stands twice.")
+        with read_errors(path, key):
+            array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+        found[key] = checked(key, Entry(array.shape, array.dtype, array.view), path)
     return found
 
 
-def _collect_tensors(torch: Any, prefix: str, value: Any, found: dict[str, Entry], path: str) -> None:
+_DEEPEST = 16  # folders inside folders; training code needs three
+
+
+def _tensors(torch: Any, prefix: str, value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """The tensors of nested dicts under keys joined by "."; what stands beside them (epochs, arguments) is left."""
+    if depth > _DEEPEST:
+        raise CheckpointError(f"{path}: {prefix[:60]!r}… lies deeper than {_DEEPEST} dicts, as no weights do.")
     if isinstance(value, dict):
         for key, item in value.items():
-            _collect_tensors(torch, f"{prefix}.{key}" if prefix else str(key), item, found, path)
+            yield from _tensors(torch, f"{prefix}.{key}" if prefix else str(key), item, path, depth + 1)
     elif isinstance(value, torch.Tensor):
-        array = value.detach()
-        if array.dtype == torch.bfloat16:
-            array = array.float()
-        with read_errors(path, prefix):
-            numbers = array.numpy()
-        found[prefix] = checked(prefix, Entry(numbers.shape, numbers.dtype, lambda: numbers), path)
+        yield prefix, value
 
 
 def import_extra(module: str, extra: str, before: str = "") -> Any:
@@ -138,4 +159,4 @@ def write_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any], metada
     with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
-            file.write(np.ascontiguousarray(value_of(array)).data)
+            file.write(np.ascontiguousarray(value_of(array)).reshape(-1).view(np.uint8).data)

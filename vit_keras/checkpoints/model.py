@@ -1,6 +1,8 @@
 """What a Keras model of this library is, told by its layers: the facts and numerics that a format must express."""
 
 import dataclasses
+import os
+import zipfile
 from typing import Any
 
 import keras
@@ -46,6 +48,65 @@ def facts_of_model(backbone: keras.Model) -> Facts:
         grey = any(layer.name == "grey_as_rgb" for layer in backbone.layers)
         facts = dataclasses.replace(facts, stem=dataclasses.replace(facts.stem, grey_as_rgb=grey))
     return dataclasses.replace(facts, pooling=_pooling(backbone))
+
+
+def load_keras(path: str | os.PathLike) -> keras.Model:
+    """Load a `.keras` file in safe mode, not compiled.
+
+    Raises:
+        CheckpointError: there is no such file, or it is no model that can be loaded.
+    """
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise CheckpointError(f"{name}: there is no such file. Expected the path of a .keras model.")
+    if not zipfile.is_zipfile(name):
+        raise CheckpointError(f"{name}: not a .keras file, or a truncated one; copy or download it again.")
+    # A damaged archive can fail anywhere in Keras, HDF5 or the layers.
+    try:
+        return keras.saving.load_model(name, compile=False)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{name}: not a Keras model that can be loaded ({reason})") from error
+
+
+def refuse_layers_outside(model: keras.Model, backbone: keras.Model) -> None:
+    """
+    Raises:
+        CheckpointError: `model` has layers around its Vision Transformer, which a conversion would lose.
+    """
+    if model is backbone:
+        return
+    outside = [
+        layer.name for layer in model.layers if layer is not backbone and not isinstance(layer, keras.layers.InputLayer)
+    ]
+    if outside:
+        raise CheckpointError(
+            f"{model.name!r} has layers around its Vision Transformer {backbone.name!r}, which would be lost: "
+            f"{', '.join(outside[:4])}. Convert that model alone, its head built into it (include_top=True)."
+        )
+
+
+def architecture_of(backbone: keras.Model) -> dict[str, Any]:
+    """Fields of `vit_keras.spec.ViTSpec` that only a model says, beside its facts."""
+    embedding, table, block = (_first(backbone, kind) for kind in (Patches, AddPositionEmbs, TransformerBlock))
+    last = [layer for layer in backbone.layers if isinstance(layer, TransformerBlock)][-1]
+    names = {layer.name: layer for layer in backbone.layers}
+    size = tuple(backbone.input_shape[1:3])
+    fields = {
+        "position": block.position or (table.kind if table else "none"),
+        "image_size": None if None in size else size,
+        "remainder": embedding.remainder,
+        "dropout": block.dropout,
+        "attention_dropout": block.attention_dropout,
+        "drop_path": last.drop_path,
+        "dtype": block.dtype_policy.name,
+        "name": backbone.name,
+    }
+    if block.layer_scale is not None:
+        fields["layer_scale"] = block.layer_scale
+    if "head" in names:
+        fields["activation"] = names["head"].activation
+    return fields
 
 
 def _first(backbone: keras.Model, kind: type) -> Any:

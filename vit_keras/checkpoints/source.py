@@ -14,7 +14,14 @@ from vit_keras.checkpoints.facts import Facts, facts_of
 from vit_keras.checkpoints.files import open_file
 from vit_keras.checkpoints.format import Format, PrefixRows
 from vit_keras.checkpoints.maps import FORMATS, jax, native
-from vit_keras.checkpoints.model import facts_of_model, model_numerics, record_of
+from vit_keras.checkpoints.model import (
+    architecture_of,
+    facts_of_model,
+    load_keras,
+    model_numerics,
+    record_of,
+    refuse_layers_outside,
+)
 from vit_keras.checks import as_pair
 from vit_keras.layers import AddPositionEmbs, square_grid
 from vit_keras.records import ORIGINAL, Numerics, Preprocessing, Resize
@@ -33,8 +40,10 @@ class Checkpoint:
         left_out: keys that are no parameters of the model (optimiser state, decoders).
         resize: rule for position tables of other grids.
         source_grid: (height, width) of the position table, when it is known otherwise than by its count.
-        labels: name of the head's label set, when it is known.
+        labels: name of the head's label set, or its class names, when they are known.
         preprocessing: what the weights expect of pixels.
+        says_pooling: whether the pooling among the facts was said by a configuration, and not taken from the keys.
+        architecture: further fields of `vit_keras.spec.ViTSpec` that the source decides.
     """
 
     name: str
@@ -45,8 +54,10 @@ class Checkpoint:
     left_out: tuple[str, ...]
     resize: Resize
     source_grid: tuple[int, int] | None = None
-    labels: str | None = None
+    labels: str | tuple[str, ...] | None = None
     preprocessing: Preprocessing = ORIGINAL
+    says_pooling: bool = False
+    architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def open_checkpoint(
@@ -57,7 +68,8 @@ def open_checkpoint(
     """Open a checkpoint of any known format and era; arrays are read when they are needed.
 
     Args:
-        source: path of a file, of a folder with weights and `config.json`, or a mapping from key to array.
+        source: path of a file, of a folder with weights and `config.json`, or a mapping from key to array. A `.keras`
+            file of this library is one too.
         format: name of the format. None (default) recognises it by the keys.
         source_grid: (height, width) of the stored position table, where its count can be read in two ways.
 
@@ -66,22 +78,47 @@ def open_checkpoint(
             read in two ways.
         ImportError: the package that reads this kind of file is not installed.
     """
+    name = "" if isinstance(source, Mapping) else os.fspath(source)
+    if format == KERAS and not name.endswith(".keras"):
+        raise CheckpointError(f"Expected a .keras file for format={KERAS!r}. Received: {name or 'a mapping'}")
+    if not name.endswith(".keras") or format not in (None, KERAS):
+        return _open_foreign(source, format, source_grid)
+    try:
+        return _open_foreign(source, None, source_grid)  # of the old vit-keras, whose architecture cannot be built
+    except CheckpointError:
+        return checkpoint_of(load_keras(name))
+
+
+KERAS = "keras"
+
+
+def _open_foreign(source: str | os.PathLike | Mapping[str, Any], format: str | None, source_grid: Any) -> Checkpoint:
     opened = open_file(source)
     try:
         known_format = find_format(opened.entries, format)
         entries, left_out = known_format.canonical(opened.entries)
-        known = known_format.known(opened.config)
+        known = known_format.known(opened.config, opened.entries.keys())
         grid = None if source_grid is None else as_pair(source_grid, "source_grid")
         numerics = known.pop("numerics", known_format.numerics)
         facts, grid = _facts(
             known_format, entries, numerics, known_format.heads(opened.entries), grid, known.pop("image_size", None)
         )
-        changes = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
-        facts = dataclasses.replace(facts, **changes)
+        said = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
+        facts = dataclasses.replace(facts, **said)
     except CheckpointError as error:
         raise CheckpointError(f"{opened.name}: {error}") from None
-    checkpoint = {"resize": known_format.resize, "preprocessing": known_format.preprocessing, **known}
-    return Checkpoint(opened.name, known_format, entries, facts, numerics, left_out, source_grid=grid, **checkpoint)
+    fields = {"resize": known_format.resize, "preprocessing": known_format.preprocessing, **known}
+    return Checkpoint(
+        opened.name,
+        known_format,
+        entries,
+        facts,
+        numerics,
+        left_out,
+        source_grid=grid,
+        says_pooling="pooling" in said,
+        **fields,
+    )
 
 
 def checkpoint_of(model: keras.Model) -> Checkpoint:
@@ -94,6 +131,7 @@ def checkpoint_of(model: keras.Model) -> Checkpoint:
         CheckpointError: it holds none, or several.
     """
     backbone = rules.find_backbone(model)
+    refuse_layers_outside(model, backbone)
     record, tables = record_of(backbone), [layer for layer in backbone.layers if isinstance(layer, AddPositionEmbs)]
     return Checkpoint(
         record.source or model.name,
@@ -106,6 +144,8 @@ def checkpoint_of(model: keras.Model) -> Checkpoint:
         source_grid=tables[0].grid if tables else None,
         labels=record.labels,
         preprocessing=record.preprocessing,
+        says_pooling=True,
+        architecture=architecture_of(backbone),
     )
 
 

@@ -145,7 +145,7 @@ def write_vit(entries: Entries, facts: Facts, record: Weights) -> Written:
     two_heads = facts.distillation is True and bool(facts.classes)
     kind = "Model" if not facts.classes else "ForImageClassification" + "WithTeacher" * two_heads
     config = common_config(facts, record, model, {"vit": "ViT", "deit": "DeiT"}[model] + kind)
-    config["intermediate_size"] = facts.mlp_dim
+    config |= {"intermediate_size": facts.mlp_dim, "torch_dtype": _dtype(entries)}
     if two_heads:
         entries = {f"cls_{key}" if key.startswith("classifier.") else key: entry for key, entry in entries.items()}
     missing_rows = 1 + bool(facts.distillation) - facts.prefix_rows
@@ -159,6 +159,7 @@ def write_dinov2(entries: Entries, facts: Facts, record: Weights) -> Written:
     kind = "ForImageClassification" if facts.classes else "Model"
     config = common_config(facts, record, model, ("Dinov2WithRegisters" if facts.registers else "Dinov2") + kind)
     config |= {"mlp_ratio": facts.mlp_dim // facts.width, "layerscale_value": 1.0, "use_swiglu_ffn": False}
+    config["torch_dtype"] = _dtype(entries)
     if facts.registers:
         config["num_register_tokens"] = facts.registers
     # Used in pre-training alone; a file without it makes from_pretrained warn of a new one.
@@ -177,6 +178,10 @@ def _named(entries: Entries, model: str, missing_rows: int) -> Entries:
     entries = {**entries, "embeddings.position_embeddings": table.then(with_rows) if missing_rows else table}
     inside = ("embeddings.", "encoder.", "layernorm.")
     return {f"{model}.{key}" if model and key.startswith(inside) else key: entry for key, entry in entries.items()}
+
+
+def _dtype(entries: Entries) -> str:
+    return entries["embeddings.cls_token"].dtype.name
 
 
 def _zeros(*shape: int) -> Entry:

@@ -1,6 +1,6 @@
 """The JSON files beside a model of Hugging Face transformers, read and written."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vit_keras import labels
@@ -8,13 +8,14 @@ from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.facts import Facts
 from vit_keras.checkpoints.files import PROCESSOR
 from vit_keras.checkpoints.format import config_choice, config_number, config_pair, config_part
+from vit_keras.checks import as_pair
 from vit_keras.records import Numerics, Preprocessing, Weights
 
 GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
 MODELS = ("vit", "deit", "dinov2", "dinov2_with_registers")
 
 
-def known(config: Mapping[str, Any]) -> dict[str, Any]:
+def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """What the `config.json` of transformers says."""
     if "hidden_size" not in config:
         return {}
@@ -33,9 +34,8 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if value is not None}
 
 
-def _labels(names: Mapping[str, Any]) -> str | None:
-    """The label set whose names, in order, these are."""
-    return labels.find([str(names.get(str(index))) for index in range(len(names))])
+def _labels(names: Mapping[str, Any]) -> str | tuple[str, ...] | None:
+    return labels.known([str(names.get(str(index))) for index in range(len(names))])
 
 
 def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
@@ -43,23 +43,32 @@ def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
     if not processor:
         return None
     try:
-        size, crop = processor.get("size") or {}, processor.get("crop_size") or {}
-        shortest = size.get("shortest_edge") if isinstance(size, dict) else None
-        whole = {"height": size, "width": size} if isinstance(size, int) else size
-        pixels = crop if shortest and crop else {"height": shortest, "width": shortest} if shortest else whole
+        outer, crop = _size(processor.get("size")), _size(processor.get("crop_size"))
+        crops = crop is not None and processor.get("do_center_crop", True)
+        inner = crop if crops else outer
+        keeps_aspect = "shortest_edge" in (processor["size"] if isinstance(processor.get("size"), dict) else {})
+        factor = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1.0
         normalised = processor.get("do_normalize", True)
         return Preprocessing(
-            resize="short_side" if shortest else "squash",
-            crop=min(pixels["height"], pixels["width"]) / shortest if shortest else 1.0,
+            resize="short_side" if keeps_aspect else "squash" if inner == outer else "squash_crop",
+            crop=min(inner) / min(outer) if inner and outer else 1.0,
             interpolation={number: name for name, number in RESAMPLE.items()}[processor.get("resample", 2)],
             antialias=True,
-            value_range=(0.0, 1.0),
+            value_range=(0.0, 255 * factor),
             mean=tuple(processor["image_mean"]) if normalised else (0.0,) * 3,
             std=tuple(processor["image_std"]) if normalised else (1.0,) * 3,
-            size=(pixels["height"], pixels["width"]),
+            size=inner,
         )
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise CheckpointError(f"{PROCESSOR}.json: cannot be read ({error})") from None
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    """A size as processors of any year write it, as (height, width)."""
+    if isinstance(value, dict):
+        edge = value.get("shortest_edge")
+        return (edge, edge) if edge else (value["height"], value["width"])
+    return None if value is None else as_pair(value, "size")
 
 
 RESAMPLE = {"nearest": 0, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
@@ -82,7 +91,6 @@ def common_config(facts: Facts, record: Weights, model: str, architecture: str) 
         "qkv_bias": facts.qkv_bias,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-        "torch_dtype": "float32",
     }
     return {**config, **_label_config(facts, record)}
 
@@ -90,7 +98,7 @@ def common_config(facts: Facts, record: Weights, model: str, architecture: str) 
 def _label_config(facts: Facts, record: Weights) -> dict[str, Any]:
     if not facts.classes:
         return {}
-    names = labels.load(record.labels) if record.labels else [f"LABEL_{index}" for index in range(facts.classes)]
+    names = labels.of(record.labels, facts.classes) or [f"LABEL_{index}" for index in range(facts.classes)]
     # Names may stand twice (ImageNet has two cranes); both directions must be maps.
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
@@ -113,10 +121,13 @@ def folder_files(config: dict[str, Any], record: Weights, facts: Facts) -> dict[
         "image_std": [std / (high - low) for std in pixels.std],
     }
     if pixels.resize != "squash":
-        edge = round(min(height, width) / pixels.crop)
+        outer_height, outer_width = (round(length / pixels.crop) for length in (height, width))
+        squash = pixels.resize == "squash_crop"
         processor |= {
-            "image_processor_type": "BitImageProcessor",
-            "size": {"shortest_edge": edge},
+            "image_processor_type": "DeiTImageProcessor" if squash else "BitImageProcessor",
+            "size": {"height": outer_height, "width": outer_width}
+            if squash
+            else {"shortest_edge": min(outer_height, outer_width)},
             "do_center_crop": True,
             "crop_size": {"height": height, "width": width},
         }

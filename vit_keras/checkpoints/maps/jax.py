@@ -4,6 +4,7 @@ Keys are those the current code saves; `eras` brings the older and newer layouts
 """
 
 import re
+import warnings
 from collections.abc import Collection
 
 from vit_keras.checkpoints import eras
@@ -14,6 +15,7 @@ from vit_keras.checkpoints.format import Entries, Format, PrefixRows, Written, n
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import FIRST_KERNEL, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
+from vit_keras.layers import square_grid
 from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
 
 
@@ -95,10 +97,24 @@ def heads(entries: Entries) -> int | None:
 
 
 def refuse(facts: Facts, numerics: Numerics) -> list[str]:
-    return numerics_reasons(numerics, FORMAT.numerics, "the original code, whose files do not say theirs,")
+    reasons = numerics_reasons(numerics, FORMAT.numerics, "the original code, whose files do not say theirs,")
+    implied = "map" if facts.map_head else "token" if facts.class_token else "gap"
+    if facts.pooling != implied:
+        reasons.append(
+            f"the original layout does not say pooling={facts.pooling!r}, and its keys would be read as {implied!r}; "
+            "vit_keras.save_npz writes them all the same"
+        )
+    return reasons
 
 
 def write(entries: Entries, facts: Facts, record: Weights) -> Written:
+    square = square_grid(facts.places)
+    if square is not None and square != facts.grid:
+        warnings.warn(
+            f"The original layout does not say that the {facts.places} places of the position table lie on "
+            f"{facts.grid} (height, width): pass source_grid={facts.grid} whenever it is read.",
+            stacklevel=2,
+        )
     return Written(eras.to_released(placed(entries, facts)), {})
 
 

@@ -8,9 +8,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
-import keras
 import numpy as np
 
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
@@ -20,17 +18,14 @@ from vit_keras.checkpoints.format import (
     Format,
     PrefixRows,
     Written,
-    config_number,
-    config_pair,
-    config_part,
     numerics_reasons,
 )
 from vit_keras.checkpoints.kinds import write_hdf5
+from vit_keras.checkpoints.maps.keras_hub_config import EMBEDDING, known, preset_files
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import FIRST_KERNEL, FLAT_POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
 from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
 
-EMBEDDING = "layers/vi_t_patching_and_embedding"
 ENCODER = "layers/vi_t_encoder"
 POSITIONS_KEY = f"{EMBEDDING}/position_embedding/vars/0"
 SOURCE, BLOCK = f"{ENCODER}/encoder_layers/vi_t_encoder_block_{{i}}", "Transformer_encoderblock_{i}"
@@ -94,19 +89,6 @@ def heads(entries: Entries) -> int | None:
     return shape[1] if len(shape) == 3 else None
 
 
-def known(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.json` of a preset says."""
-    if config.get("class_name") != "ViTBackbone":
-        return {}
-    inner = config_part(config, "config")
-    shape = inner.get("image_shape")
-    result = {
-        "numerics": Numerics("exact", config_number(inner, "layer_norm_epsilon", 1e-6)),
-        "image_size": config_pair({"image_shape": shape[:2]}, "image_shape") if isinstance(shape, list) else None,
-    }
-    return {name: value for name, value in result.items() if value is not None}
-
-
 def refuse(facts: Facts, numerics: Numerics) -> list[str]:
     reasons = numerics_reasons(numerics, Numerics("exact", numerics.epsilon), "keras-hub's ViT")
     wrong = {
@@ -123,102 +105,17 @@ def refuse(facts: Facts, numerics: Numerics) -> list[str]:
     return [*reasons, *(f"keras-hub's ViT cannot have {what}" for what, is_so in wrong.items() if is_so)]
 
 
-def _object(module: str, class_name: str, /, **config: Any) -> dict[str, Any]:
-    """A Keras object as its JSON, of a class of keras-hub."""
-    path = f"keras_hub.src.models.vit.{module}"
-    return {"module": path, "class_name": class_name, "config": config, "registered_name": f"keras_hub>{class_name}"}
-
-
 def write(entries: Entries, facts: Facts, record: Weights) -> Written:
     """A preset folder: `keras_hub.models.ViTImageClassifier.from_preset(folder)`, or `Backbone` without a head."""
-    height, width = facts.native_size or (0, 0)
     if facts.class_token and not facts.prefix_rows:  # its table has a row for the class token: of zeros
         table = entries[POSITIONS_KEY].then(lambda rows: np.concatenate([np.zeros((1, facts.width), rows.dtype), rows]))
         entries = {**entries, POSITIONS_KEY: table}
-    backbone = _object(
-        "vit_backbone",
-        "ViTBackbone",
-        name="vi_t_backbone",
-        trainable=True,
-        image_shape=[height, width, facts.in_channels],
-        patch_size=list(facts.patch_size),
-        num_layers=facts.depth,
-        num_heads=facts.num_heads,
-        hidden_dim=facts.width,
-        mlp_dim=facts.mlp_dim,
-        dropout_rate=0.0,
-        attention_dropout=0.0,
-        layer_norm_epsilon=record.epsilon,
-        use_mha_bias=True,
-        use_mlp_bias=True,
-        use_class_token=facts.class_token,
-        use_patch_bias=True,
-    )
-    converter, preprocessor = _preprocessing(record, facts)
-    files = {
-        "config.json": backbone,
-        "metadata.json": {
-            "keras_version": keras.version(),
-            "keras_hub_version": KERAS_HUB,
-            "parameter_count": sum(
-                math.prod(entry.shape) for key, entry in entries.items() if not key.startswith(TASK)
-            ),
-            "date_saved": "",
-            "tasks": ["ImageClassifier"] if facts.classes else [],
-        },
-        "image_converter.json": converter,
-        "preprocessor.json": preprocessor,
-    }
-    if facts.classes:
-        files["task.json"] = _object(
-            "vit_image_classifier",
-            "ViTImageClassifier",
-            backbone=backbone,
-            preprocessor=preprocessor,
-            name="vi_t_image_classifier",
-            num_classes=facts.classes,
-            pooling=facts.pooling,
-            activation=None,
-            dropout=0.0,
-            intermediate_dim=facts.representation_size,
-        )
+    parameters = sum(math.prod(entry.shape) for key, entry in entries.items() if not key.startswith(TASK))
+    files = preset_files(facts, record, parameters)
     dense = {"pre_logits": "dense", "predictions": "dense_1" if facts.representation_size else "dense"}
     names = {f"task/layers/{name}/": f"task/layers/{counted}/" for name, counted in dense.items()}
     names["/vi_t_encoder_block_0/"] = "/vi_t_encoder_block/"
     return Written({_replaced(key, names): entry for key, entry in entries.items()}, files)
-
-
-KERAS_HUB = "0.32.0"
-
-
-def _preprocessing(record: Weights, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
-    pixels = record.preprocessing
-    offsets, scales = pixels.offset_and_scale(facts.in_channels)
-    converter = _object(
-        "vit_image_converter",
-        "ViTImageConverter",
-        name="vi_t_image_converter",
-        trainable=True,
-        image_size=list(facts.native_size or ()),
-        scale=[1 / scale for scale in scales],
-        offset=[-offset / scale for offset, scale in zip(offsets, scales)],
-        interpolation=pixels.interpolation
-        if pixels.interpolation in ("bilinear", "bicubic", "nearest")
-        else "bilinear",
-        antialias=pixels.antialias,
-        crop_to_aspect_ratio=pixels.resize != "squash",
-        pad_to_aspect_ratio=False,
-        bounding_box_format="yxyx",
-    )
-    preprocessor = _object(
-        "vit_image_classifier_preprocessor",
-        "ViTImageClassifierPreprocessor",
-        name="vi_t_image_classifier_preprocessor",
-        trainable=True,
-        image_converter=converter,
-        config_file="preprocessor.json",
-    )
-    return converter, preprocessor
 
 
 def save_presets(folder: str, entries: Entries) -> None:

@@ -7,10 +7,9 @@ facebookresearch, whose keys are timm's with something before or beside them.
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
-from vit_keras import labels
 from vit_keras.checkpoints.arrays import CheckpointError
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
 from vit_keras.checkpoints.format import (
@@ -18,17 +17,14 @@ from vit_keras.checkpoints.format import (
     Format,
     PrefixRows,
     Written,
-    config_choice,
-    config_number,
-    config_pair,
-    config_part,
     numerics_reasons,
 )
 from vit_keras.checkpoints.maps.pytorch import BLOCK, joined, linear, norm, renamed
+from vit_keras.checkpoints.maps.timm_config import GELUS, NUMERICS, POOLINGS, known, pretrained_cfg
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import CONV, FIRST_CONV
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
-from vit_keras.records import TIMM, Numerics, Preprocessing, Resize, Weights
+from vit_keras.records import TIMM, Numerics, Resize, Weights
 
 STEM = "patch_embed.backbone"
 UNIT = (STEM + ".stages.{s}.blocks.{u}", "block{s+1}_unit{u+1}")
@@ -109,13 +105,17 @@ def _prefix(entries: Entries) -> str:
         if len(meant) == 1 and len(found) > 1:
             return meant[0]
     if len(found) > 1:
-        raise CheckpointError(f"The file holds {len(found)} encoders, under {', '.join(map(repr, found))}.")
+        raise CheckpointError(
+            f"The file holds {len(found)} encoders, under {', '.join(map(repr, found))}: pass the arrays of one as a "
+            "mapping, or save them to a file of their own."
+        )
     return found[0] if found else ""
 
 
 def heads(entries: Entries) -> int | None:
     """MoCo v3's ViT-S has 12 heads, as its ViT-B, where every other has 6 (facebookresearch/moco-v3 `vits.py`)."""
-    return 12 if any("base_encoder." in key for key in entries) else None
+    widths = {entry.shape[0] for key, entry in entries.items() if "base_encoder." in key and key.endswith(_EMBEDDING)}
+    return 12 if widths & {384, 768} else None
 
 
 def prefix_rows(keys: Collection[str]) -> PrefixRows:
@@ -128,9 +128,6 @@ def prefix_rows(keys: Collection[str]) -> PrefixRows:
     return PrefixRows((0, tokens)) if "reg_token" in keys else PrefixRows((tokens,), unusual=(0,))
 
 
-NUMERICS = Numerics("exact", 1e-6, group_norm_epsilon=1e-5, std_epsilon=1e-8, std_epsilon_in_variance=True)
-GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
-POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": None}
 # Units per stage of the stems that timm can build, and a name that builds each.
 STEMS = {
     (3, 4, 9): "vit_base_r50_s16_224",
@@ -138,55 +135,6 @@ STEMS = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
     (): "vit_tiny_r_s16_p8_224",
 }
-
-
-def known(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's `config.json` says: `model_args` of the constructor, and `pretrained_cfg`."""
-    if "architecture" not in config:
-        return {}
-    args = config_part(config, "model_args")
-    act = config_choice({"act_layer": args.get("act_layer") or "gelu"}, "act_layer", GELUS)
-    result: dict[str, Any] = {
-        "preprocessing": preprocessing(config_part(config, "pretrained_cfg")),
-        "numerics": dataclasses.replace(NUMERICS, gelu=GELUS[act]),
-        "num_heads": config_number(args, "num_heads"),
-        "labels": _labels(config_part(config, "pretrained_cfg")),
-        "image_size": config_pair(args, "img_size") or _input_size(config_part(config, "pretrained_cfg")),
-    }
-    pooling = args.get("global_pool", config.get("global_pool"))
-    if isinstance(pooling, str) and pooling in ("avg", ""):  # what else there is, the keys tell
-        result["pooling"] = POOLINGS[pooling]
-    return {name: value for name, value in result.items() if value is not None or name == "pooling"}
-
-
-def _labels(pretrained: Mapping[str, Any]) -> str | None:
-    """The label set whose names, in order, are those of `label_names`."""
-    names = pretrained.get("label_names")
-    return labels.find([str(name) for name in names]) if isinstance(names, list) else None
-
-
-def _input_size(pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(height, width) of `input_size` (C, H, W)."""
-    size = pretrained.get("input_size")
-    return config_pair({"input_size": size[1:]}, "input_size") if isinstance(size, list) and len(size) == 3 else None
-
-
-def preprocessing(pretrained: Mapping[str, Any]) -> Preprocessing:
-    """timm's `pretrained_cfg`: `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`, `input_size` (C, H, W)."""
-    squash = pretrained.get("crop_mode") == "squash"
-    try:
-        size = pretrained.get("input_size")
-        return dataclasses.replace(
-            TIMM,
-            resize="squash" if squash else TIMM.resize,
-            crop=1.0 if squash else pretrained.get("crop_pct") or TIMM.crop,
-            interpolation=pretrained.get("interpolation") or TIMM.interpolation,
-            mean=pretrained.get("mean") or TIMM.mean,
-            std=pretrained.get("std") or TIMM.std,
-            size=None if size is None else (size[1], size[2]),
-        )
-    except (TypeError, ValueError, LookupError) as error:
-        raise CheckpointError(f"config.json: pretrained_cfg cannot be read ({error})") from None
 
 
 def refuse(facts: Facts, numerics: Numerics) -> list[str]:
@@ -207,21 +155,6 @@ def refuse(facts: Facts, numerics: Numerics) -> list[str]:
 
 def write(entries: Entries, facts: Facts, record: Weights) -> Written:
     """timm's layout of a folder: `timm.create_model("local-dir:FOLDER", pretrained=True)` builds and loads it."""
-    pixels, (low, high) = record.preprocessing, record.preprocessing.value_range
-    pretrained = {
-        "input_size": [facts.in_channels, *(pixels.size or facts.native_size or ())],
-        "mean": [(mean - low) / (high - low) for mean in pixels.mean],
-        "std": [std / (high - low) for std in pixels.std],
-        "interpolation": pixels.interpolation if pixels.interpolation in ("bicubic", "bilinear") else "bilinear",
-        "crop_pct": pixels.crop,
-        "crop_mode": "squash" if pixels.resize == "squash" else "center",
-        "num_classes": facts.classes or 0,
-        "first_conv": f"{STEM}.stem.conv" if facts.stem else "patch_embed.proj",
-        "classifier": ["head", "head_dist"] if facts.distillation else "head",
-        "license": "apache-2.0",
-    }
-    if record.labels:
-        pretrained["label_names"] = labels.load(record.labels)
     pooling = next(name for name, ours in POOLINGS.items() if ours == facts.pooling)
     config = {
         "architecture": _architecture(facts),
@@ -229,7 +162,7 @@ def write(entries: Entries, facts: Facts, record: Weights) -> Written:
         "num_features": facts.width,
         "global_pool": pooling,
         "model_args": _model_args(facts, pooling, record.gelu),
-        "pretrained_cfg": pretrained,
+        "pretrained_cfg": pretrained_cfg(facts, record, f"{STEM}.stem.conv" if facts.stem else "patch_embed.proj"),
     }
     if facts.stem is not None and not facts.stem.layers:
         entries = {key.replace(f"{STEM}.stem.", f"{STEM}."): entry for key, entry in entries.items()}
@@ -256,6 +189,7 @@ def _model_args(facts: Facts, pooling: str, gelu: str) -> dict[str, Any]:
         "mlp_ratio": ratio,
         "qkv_bias": facts.qkv_bias,
         "act_layer": next(name for name, form in GELUS.items() if form == gelu),
+        "init_values": 1e-5 if facts.layer_scale else None,
     }
     if facts.stem is not None:
         args["patch_size"] = facts.patch_size[0]
@@ -263,7 +197,6 @@ def _model_args(facts: Facts, pooling: str, gelu: str) -> dict[str, Any]:
         return args
     return {
         **args,
-        "init_values": 1e-5 if facts.layer_scale else None,
         "class_token": facts.class_token,
         "no_embed_class": bool(facts.class_token or facts.registers) and not facts.prefix_rows,
         "reg_tokens": facts.registers,

@@ -115,7 +115,7 @@ def _keras_2_name(key: str) -> str:
     return _MLP.sub(r"\1MlpBlock_3/\2", name)
 
 
-def known(config: Mapping[str, Any]) -> dict[str, Any]:
+def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The number of heads, from the configuration of a whole model."""
     heads = config_number(config, "num_heads")
     return {"num_heads": heads} if heads else {}
