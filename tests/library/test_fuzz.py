@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.conftest import GOLDEN, golden
-from tests.library.test_formats import PEERS, peer_arrays
+from tests.conftest import golden
+from tests.library.test_formats import PEERS, TIMM_CONFIG, peer_arrays
 from vit_keras import from_checkpoint, load_weights_from
 from vit_keras.checkpoints import CheckpointError, kinds, open_checkpoint
 from vit_keras.checkpoints.arrays import write_npz
@@ -210,34 +210,71 @@ def assert_unchanged(model, before, which, error):
         np.testing.assert_array_equal(variable, value, err_msg=f"{which}: partly loaded")
 
 
+def keras_hub_configs(folder):
+    shutil.copytree(PEERS / "keras_hub_token", folder)
+    converter = {"scale": [0.01, 0.01, 0.01], "offset": [0.0, 0.0, 0.0], "image_size": [32, 32], "antialias": True}
+    (folder / "image_converter.json").write_text(json.dumps({"config": converter}))
+
+
+def transformers_configs(folder):
+    folder.mkdir()
+    kinds.write_safetensors(folder / "model.safetensors", peer_arrays("transformers_vit"), {})
+    (folder / "config.json").write_text(str(golden("peers/transformers_vit")["config"]))
+    processor = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
+def timm_configs(folder):
+    folder.mkdir()
+    kinds.write_safetensors(folder / "model.safetensors", peer_arrays("timm_plain"), {})
+    pixels = {
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "crop_pct": 0.9,
+        "input_size": [3, 32, 32],
+        "label_names": ["a", "b"],
+    }
+    config = {**TIMM_CONFIG, "config": {"global_pool": "token"}, "global_pool": "token", "pretrained_cfg": pixels}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+CONFIGURATIONS = [
+    (keras_hub_configs, "config.json"),
+    (keras_hub_configs, "task.json"),
+    (keras_hub_configs, "image_converter.json"),
+    (transformers_configs, "config.json"),
+    (transformers_configs, "preprocessor_config.json"),
+    (timm_configs, "config.json"),
+]
+VALUES = [None, -1, 0, 1e300, "x", [], [1], {}, True, 10**9, [0, 0], [3, 2, 1], "9" * 50, [{}], {"a": []}]
+
+
 @pytest.mark.parametrize("seeds", SEEDS)
-@pytest.mark.parametrize("file", ["config.json", "task.json", "preprocessor_config.json"])
-@pytest.mark.parametrize("case", ["keras_hub_token", "transformers_vit"])
-def test_configurations(case, file, seeds, tmp_path):
+@pytest.mark.parametrize(("make", "file"), CONFIGURATIONS)
+def test_configurations(make, file, seeds, tmp_path):
     """Wrong bytes and wrong values in the JSON beside the weights."""
-    if case == "keras_hub_token":
-        shutil.copytree(PEERS / case, tmp_path / "f")
-    else:
-        (tmp_path / "f").mkdir()
-        kinds.write_safetensors(tmp_path / "f" / "model.safetensors", peer_arrays(case), {})
-        (tmp_path / "f" / "config.json").write_text(str(golden(f"peers/{case}")["config"]))
-        (tmp_path / "f" / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "size": 224}')
+    make(tmp_path / "f")
     path = tmp_path / "f" / file
-    if not path.exists():
-        return
     sound = json.loads(path.read_text())
-    values = [None, -1, 0, 1e300, "x", [], [1], {}, True, 10**9, [0, 0], [3, 2, 1], "9" * 50]
+    open_checkpoint(tmp_path / "f")
+    refused = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)
         if seed % 4:
             changed = json.loads(json.dumps(sound))
-            inner = changed["config"] if rng.integers(2) and isinstance(changed.get("config"), dict) else changed
-            inner[rng.choice(sorted(inner))] = values[rng.integers(len(values))]
+            parts = [changed, *(part for part in changed.values() if isinstance(part, dict) and part)]
+            inner = parts[rng.integers(len(parts))]
+            inner[str(rng.choice(sorted(inner)))] = VALUES[rng.integers(len(VALUES))]
             path.write_text(json.dumps(changed))
         else:
             path.write_bytes(flip(json.dumps(sound).encode(), rng))
-        with contextlib.suppress(CheckpointError):
+        try:
             open_checkpoint(tmp_path / "f")
+        except CheckpointError:
+            refused += 1
+        except Exception as error:
+            pytest.fail(f"seed {seed}: {type(error).__name__} {error}, for {path.read_bytes()!r}")
+    assert refused, "the file is never looked at"
 
 
 def header(entries):
@@ -300,6 +337,24 @@ def test_arrays_that_lie_in_another_file(tmp_path):
         from_checkpoint(tmp_path / "f.h5")
 
 
-def test_the_golden_folder_is_what_it_was():
-    """Nothing above writes where it reads."""
-    assert (GOLDEN / "vit_token.npz").exists()
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (lambda torch: nested(40) | {"b": torch.zeros(1)}, "lies deeper than 16 dicts"),
+        (lambda torch: {"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}, "'a.b' stands twice"),
+        (lambda torch: {"a": print}, "PyTorch cannot read it as data"),
+    ],
+)
+def test_hostile_pytorch_files(state, message, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(state(torch), tmp_path / "f.pth")
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(tmp_path / "f.pth")

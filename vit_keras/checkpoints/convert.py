@@ -17,7 +17,7 @@ from vit_keras.checkpoints.model import facts_of_model, numerics_by_layer
 from vit_keras.checkpoints.source import Checkpoint, open_checkpoint
 from vit_keras.checkpoints.transforms import Context, Target, resolve_grid
 from vit_keras.checks import as_choice, as_pair
-from vit_keras.layers import AddPositionEmbs, GridTables, Patches
+from vit_keras.layers import GridTables, Patches, walk
 from vit_keras.records import Numerics, Resize, Weights
 
 
@@ -238,10 +238,11 @@ def _report(
     checkpoint: Checkpoint, backbone: keras.Model, assignments: list[rules.Assignment], context: Context
 ) -> LoadReport:
     loaded = {assignment.target.path: assignment.key for assignment in assignments}
-    table = next((layer for layer in backbone.layers if isinstance(layer, AddPositionEmbs) and layer.weights), None)
+    table = next((layer for layer in walk(backbone) if isinstance(layer, GridTables) and layer.weights), None)
     grid = source_grid = None
     if table:
-        grid, source_grid = table.grid, resolve_grid(checkpoint.facts.places, table.grid, context.source_grid)
+        grid, places = table.grid, checkpoint.facts.places
+        source_grid = resolve_grid(places, grid, context.source_grid) if places else context.source_grid
         if context.source_grid is None and source_grid != grid and grid[0] != grid[1]:
             warnings.warn(
                 f"Position embeddings: the file does not say the grid of its {checkpoint.facts.places} places; taken "
@@ -270,7 +271,7 @@ def _in_channels(assignments: list[rules.Assignment]) -> int:
 def _keep_record(backbone: keras.Model, checkpoint: Checkpoint, report: LoadReport, resize: Resize) -> None:
     """Leave in the model what its weights are, and in its tables the rule by which they are resized."""
     has_head = "head/kernel" in report.loaded
-    for layer in backbone.layers:
+    for layer in walk(backbone):
         if isinstance(layer, GridTables):
             layer.resize = resize
         if isinstance(layer, Patches):

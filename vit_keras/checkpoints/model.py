@@ -15,10 +15,12 @@ from vit_keras.layers import (
     AttentionPooling,
     Bottleneck,
     DistilledOutputs,
+    GridTables,
     Patches,
     StdConv2D,
     TokenPooling,
     TransformerBlock,
+    walk,
 )
 from vit_keras.records import Numerics, Weights
 
@@ -102,6 +104,9 @@ def architecture_of(backbone: keras.Model) -> dict[str, Any]:
         "dtype": block.dtype_policy.name,
         "name": backbone.name,
     }
+    tables = [layer for layer in walk(backbone) if isinstance(layer, GridTables)]
+    if fields["image_size"] is None and tables:
+        fields["native_size"] = facts_of_model(backbone).image_size_of(tables[0].grid)
     if block.layer_scale is not None:
         fields["layer_scale"] = block.layer_scale
     if "head" in names:

@@ -23,7 +23,7 @@ from vit_keras.checkpoints.model import (
     refuse_layers_outside,
 )
 from vit_keras.checks import as_pair
-from vit_keras.layers import AddPositionEmbs, square_grid
+from vit_keras.layers import GridTables, square_grid, walk
 from vit_keras.records import ORIGINAL, Numerics, Preprocessing, Resize
 
 
@@ -132,7 +132,7 @@ def checkpoint_of(model: keras.Model) -> Checkpoint:
     """
     backbone = rules.find_backbone(model)
     refuse_layers_outside(model, backbone)
-    record, tables = record_of(backbone), [layer for layer in backbone.layers if isinstance(layer, AddPositionEmbs)]
+    record, tables = record_of(backbone), [layer for layer in walk(backbone) if isinstance(layer, GridTables)]
     return Checkpoint(
         record.source or model.name,
         native.format_of(backbone),

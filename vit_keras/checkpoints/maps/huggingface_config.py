@@ -59,7 +59,7 @@ def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
             std=tuple(processor["image_std"]) if normalised else (1.0,) * 3,
             size=inner,
         )
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{PROCESSOR}.json: cannot be read ({error})") from None
 
 
@@ -67,7 +67,7 @@ def _size(value: Any) -> tuple[int, int] | None:
     """A size as processors of any year write it, as (height, width)."""
     if isinstance(value, dict):
         edge = value.get("shortest_edge")
-        return (edge, edge) if edge else (value["height"], value["width"])
+        value = (edge, edge) if edge else (value["height"], value["width"])
     return None if value is None else as_pair(value, "size")
 
 

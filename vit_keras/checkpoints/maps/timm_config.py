@@ -113,7 +113,7 @@ def preprocessing(pretrained: Mapping[str, Any]) -> Preprocessing:
             std=pretrained.get("std") or TIMM.std,
             size=None if size is None else (size[1], size[2]),
         )
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: pretrained_cfg cannot be read ({error})") from None
 
 
