@@ -102,10 +102,11 @@ def test_one_error_lists_everything(arrays):
 ESSENTIAL = ["embedding/kernel", QUERY, "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"]
 
 
-@pytest.mark.parametrize("key", sorted(set(golden("vit_token")) - set(ESSENTIAL)))
-def test_each_missing_key_is_named(arrays, key):
-    del arrays[key]
-    assert_refused(golden_model("vit_token"), arrays, f"needs {key} ", top=True)
+def test_each_missing_key_is_named(arrays):
+    model = golden_model("vit_token")
+    for key in sorted(arrays.keys() - set(ESSENTIAL)):
+        without = {name: value for name, value in arrays.items() if name != key}
+        assert_refused(model, without, f"needs {key} ", top=True)
 
 
 @pytest.mark.parametrize("key", ESSENTIAL)
