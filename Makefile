@@ -5,12 +5,16 @@ RUN := $(VENV)/bin/python
 # A TensorFlow that is there already, whichever distribution it came from, is kept.
 TENSORFLOW = $(shell $(RUN) -c "import importlib.util as u; print('' if u.find_spec('tensorflow') else 'cpu,')")
 
-.PHONY: demo test lint format clean
+.PHONY: demo test coverage lint format clean
 
 demo: $(VENV)/.vit-keras-zoo-demo
 	$(RUN) examples/digits.py
 
 test: $(VENV)/.vit-keras-zoo-test
+	$(RUN) -m pytest
+
+# Tracing every line takes as long again as the tests.
+coverage: $(VENV)/.vit-keras-zoo-test
 	$(RUN) -m pytest --cov
 
 lint: $(VENV)/.vit-keras-zoo-lint

@@ -52,7 +52,6 @@ def certify(
     Raises:
         CheckpointError, ValueError: the source or the target cannot be read, or an option cannot be followed.
     """
-    options = {name: value for name, value in options.items() if value is not None}
     judging.check_options(options)
     checkpoint = converter.open_source(source, format, options.get("source_grid"))
     own = checkpoint.format.name == checkpoints.source.KERAS
@@ -63,7 +62,7 @@ def certify(
         )
     prove = _of_own if own else _of_foreign
     proof = prove(source, checkpoint, target, options)
-    return _document(source, checkpoint, target, options, tolerance, accept_numerics, proof)
+    return _document(source, checkpoint, target, options, tolerance, accept_numerics, proof, format)
 
 
 @dataclasses.dataclass
@@ -95,7 +94,8 @@ def _of_foreign(source: str, checkpoint: checkpoints.Checkpoint, target: str | N
         return registry.build_and_load(checkpoint, **options)[0]
 
     told, classes = judging.settings_of(checkpoint, options), checkpoint.facts.classes
-    judged = build() if target is None else judging.target_model(target, build)
+    grid = judging.grid_of(checkpoint, options) if target is not None and target.endswith(".npz") else None
+    judged = judging.at_full_precision(build() if target is None else judging.target_model(target, build, grid))
     images = judging.inputs_of(judged, options)
     settings = _with_numerics(told, checkpoints.checkpoint_of(judged))
     expected = judging.reference_stages(source, settings, images, options, classes)
@@ -108,8 +108,8 @@ def _of_foreign(source: str, checkpoint: checkpoints.Checkpoint, target: str | N
         wanted = judging.reference_stages(source, told, images, options, classes)
         proof.numerics_difference = judging.compare(expected, wanted)[0]
     if judging.is_foreign(target):
-        theirs = converter.open_source(target, None)
-        said = judging.settings_of(theirs, {"num_heads": told.num_heads})
+        theirs = converter.open_source(target, None, grid)
+        said = judging.settings_of(theirs, _not_said(theirs, checkpoint, options))
         read = judging.reference_stages(target, said, images, {}, theirs.facts.classes)
         proof.target_stages, problems = judging.compare(read, expected)
         proof.problems += [f"target: {problem}" for problem in problems]
@@ -118,10 +118,10 @@ def _of_foreign(source: str, checkpoint: checkpoints.Checkpoint, target: str | N
 
 def _of_own(source: str, checkpoint: checkpoints.Checkpoint, target: str, options: dict[str, Any]) -> _Proof:
     """The model of a `.keras` source against the reference on the target's arrays."""
-    model = registry.build_and_load(checkpoint, **options)[0]
+    model = registry.build_and_load(checkpoint, **{**options, "dtype": "float32"})[0]
     images = judging.inputs_of(model, options)
-    theirs = converter.open_source(target, None)
-    said = judging.settings_of(theirs, {"num_heads": checkpoint.facts.num_heads})
+    theirs = converter.open_source(target, None, judging.grid_of(checkpoint, options))
+    said = judging.settings_of(theirs, _not_said(theirs, checkpoint, options))
     settings = _with_numerics(said, checkpoint)
     expected = judging.reference_stages(target, settings, images, {}, theirs.facts.classes)
     proof = _Proof(settings, images.shape, *judging.compare(judging.keras_stages(model, images), expected))
@@ -131,6 +131,14 @@ def _of_own(source: str, checkpoint: checkpoints.Checkpoint, target: str, option
     return proof
 
 
+def _not_said(
+    target: checkpoints.Checkpoint, source: checkpoints.Checkpoint, options: dict[str, Any]
+) -> dict[str, Any]:
+    """What a target's files do not tell and its source does."""
+    told = {"num_heads": target.facts.num_heads or judging.settings_of(source, options).num_heads}
+    return told if target.says_pooling else {**told, "pooling": options.get("pooling", source.facts.pooling)}
+
+
 def _with_numerics(settings: reference.Settings, checkpoint: checkpoints.Checkpoint) -> reference.Settings:
     """With those of another; a stem's only where there is one."""
     numerics = checkpoint.numerics
@@ -138,7 +146,7 @@ def _with_numerics(settings: reference.Settings, checkpoint: checkpoints.Checkpo
     return dataclasses.replace(settings, **fields)
 
 
-def _document(source, checkpoint, target, options, tolerance, accept_numerics, proof: _Proof) -> dict[str, Any]:
+def _document(source, checkpoint, target, options, tolerance, accept_numerics, proof: _Proof, format) -> dict[str, Any]:
     problems = list(proof.problems)
     for name, stage in {**proof.stages, **{f"target: {k}": v for k, v in proof.target_stages.items()}}.items():
         if not stage["relative"] <= tolerance:
@@ -148,7 +156,7 @@ def _document(source, checkpoint, target, options, tolerance, accept_numerics, p
     return {
         "source": _file(source) | {"format": checkpoint.format.name},
         "target": None if target is None else _file(target),
-        "options": options | {"accept_numerics": accept_numerics},
+        "options": options | {"accept_numerics": accept_numerics} | ({"format": format} if format else {}),
         "images": {"shape": list(proof.images), "generator": "conversion.judging.inputs"},
         "settings": vars(proof.settings),
         "stages": proof.stages,

@@ -1,5 +1,6 @@
 """What a certificate compares: the stages of a Keras model, and those of the reference."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from vit_keras.records import Resize
 # Options of a conversion that the reference follows, or that change nothing it computes.
 FOLLOWED = {"image_size", "native_size", "patch_size", "classes", "in_channels", "num_heads", "source_grid", "resize"}
 FOLLOWED |= {"remainder", "pooling", "gelu", "epsilon", "include_top", "name"}
-FOLLOWED |= {"dropout", "attention_dropout", "drop_path"}
+FOLLOWED |= {"dropout", "attention_dropout", "drop_path", "activation", "dtype"}
 
 Stages = dict[str, np.ndarray]
 
@@ -28,6 +29,13 @@ def inputs(height: int, width: int, channels: int = 3, count: int = 2) -> np.nda
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(channels), indexing="ij")
     waves = np.sin(0.11 * y + 0.07 * x + c)[None] * np.linspace(1, 0.5, count)[:, None, None, None]
     return ((noise + waves) / 2).astype("float32")
+
+
+def at_full_precision(model: keras.Model) -> keras.Model:
+    """The model, computing in float32: what is judged are weights, not a dtype."""
+    if rules.find_backbone(model).get_layer("embedding").compute_dtype in ("float32", "float64"):
+        return model
+    return registry.from_checkpoint(model, dtype="float32")
 
 
 def inputs_of(model: keras.Model, options: Mapping[str, Any]) -> np.ndarray:
@@ -49,8 +57,9 @@ def check_options(options: Iterable[str]) -> None:
         raise ValueError(f"A certificate follows {', '.join(sorted(FOLLOWED))}. Received: {', '.join(unknown)}")
 
 
-def target_model(target: str, build: Callable[[], keras.Model]) -> keras.Model:
+def target_model(target: str, build: Callable[[], keras.Model], grid: tuple[int, int] | None = None) -> keras.Model:
     """The Keras model of what a conversion wrote; `build` makes that of its source, where the target lacks one.
+    `grid` is that of the position table, which an `.npz` does not say.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -63,7 +72,20 @@ def target_model(target: str, build: Callable[[], keras.Model]) -> keras.Model:
             variable.assign(keras.ops.zeros_like(variable))
         model.load_weights(target)
         return model
-    return build() if is_saved_model(target) else registry.from_checkpoint(target)
+    return build() if is_saved_model(target) else registry.from_checkpoint(target, source_grid=grid)
+
+
+def grid_of(checkpoint: checkpoints.Checkpoint, options: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The grid of patches of what a checkpoint was converted to."""
+    size, facts = options.get("image_size"), checkpoint.facts
+    if size is None:
+        return options.get("source_grid") or checkpoint.source_grid or facts.grid
+    patch = options.get("patch_size") or facts.patch_size
+    height, width = (size, size) if isinstance(size, int) else size
+    patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
+    rounded = 1 if options.get("remainder") == "pad" else 0  # up, or down
+    rows, columns = dataclasses.replace(facts, patch_size=(1, 1)).grid_of((height, width))
+    return (rows + rounded * (patch[0] - 1)) // patch[0], (columns + rounded * (patch[1] - 1)) // patch[1]
 
 
 def is_saved_model(path: str) -> bool:
@@ -139,7 +161,7 @@ def reference_stages(
 
 
 def keras_stages(model: keras.Model, images: np.ndarray) -> Stages:
-    """The same stages of a Keras model; what its head receives is `features`."""
+    """The same stages of a Keras model; what its head receives is `features`, and `logits` is before its activation."""
     backbone = rules.find_backbone(model)
     names = {layer.name for layer in backbone.layers}
     blocks = [layer for layer in backbone.layers if isinstance(layer, TransformerBlock)]
@@ -150,8 +172,18 @@ def keras_stages(model: keras.Model, images: np.ndarray) -> Stages:
     stages["features"] = backbone.get_layer("head").input if "head" in names else backbone.output
     if "head" in names:
         stages["logits"] = backbone.output
-    outputs = keras.Model(backbone.input, stages)(images, training=False)
-    return {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
+    activations = [(layer, layer.activation) for layer in backbone.layers if layer.name in ("head", "head_dist")]
+    try:
+        for layer, _ in activations:  # logits are compared
+            layer.activation = keras.activations.linear
+        outputs = keras.Model(backbone.input, stages)(images, training=False)
+    finally:
+        for layer, activation in activations:
+            layer.activation = activation
+    found = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
+    if "head_dist" in names and found["logits"].ndim == 3:  # pooling="both" gives the two of which others give the mean
+        found["logits"] = found["logits"].mean(axis=1)
+    return found
 
 
 def compare(found: Stages, expected: Stages) -> tuple[dict[str, dict[str, float]], list[str]]:

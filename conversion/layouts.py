@@ -1,6 +1,7 @@
 """Files read for the proof by NumPy, h5py and safetensors themselves, and which layout their keys are of."""
 
 import io
+import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ import numpy as np
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
-    """Every array of a file or folder, under its own key.
+    """Every array of a file or folder, under its own key; those of pre-training codes without what wraps the encoder.
 
     Args:
         path: an `.npz`, `.safetensors`, HDF5, `.keras` or PyTorch file, or a folder with `model.safetensors` or
@@ -22,7 +23,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
         return _read_folder(path)
     if path.endswith(".npz"):
         with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+            return {key: _widened(file[key]) for key in file.files}
     if path.endswith(".safetensors"):
         from safetensors.numpy import load_file
 
@@ -37,7 +38,19 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     raise ValueError(f"Expected .npz, .safetensors, .h5, .pt, .pth, .bin or a folder that holds one. Received: {path}")
 
 
+def _widened(array: np.ndarray) -> np.ndarray:
+    """bfloat16, which `.npz` holds as two bytes of nothing, are the upper bytes of float32."""
+    if array.dtype != np.dtype("V2"):
+        return array
+    return (np.ascontiguousarray(array).view("<u2").astype("<u4") << 16).view("<f4")
+
+
 def _read_folder(path: str) -> dict[str, np.ndarray]:
+    index = os.path.join(path, "model.safetensors.index.json")
+    if os.path.isfile(index):
+        with open(index, encoding="utf-8") as file:
+            names = sorted(set(json.load(file)["weight_map"].values()))
+        return {key: array for name in names for key, array in read_arrays(os.path.join(path, name)).items()}
     for name in ("model.safetensors", "model.weights.h5", "pytorch_model.bin"):
         if os.path.isfile(os.path.join(path, name)):
             arrays = read_arrays(os.path.join(path, name))

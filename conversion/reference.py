@@ -12,7 +12,7 @@ import numpy as np
 import scipy.special
 
 from conversion import reference_keras_layouts, reference_layouts
-from conversion.reference_resizing import resize_grid
+from conversion.reference_resizing import resize_grid, source_grid
 from conversion.reference_resizing import resize_patch as resize_patch
 from conversion.reference_stem import resnet
 
@@ -86,8 +86,8 @@ def read(arrays: Mapping[str, np.ndarray], layout: str) -> dict:
         layout: a name of `LAYOUTS`.
 
     Returns:
-        Nested float64 parameters: `embedding`, `positions`, `blocks` (a list), `norm` or `pooled_norm`, and where the
-        file has them `stem`, `class_token`, `distillation_token`, `register_tokens`, `map`, `pre_logits`, `head`,
+        Nested float64 parameters: `embedding`, `blocks` (a list), `norm` or `pooled_norm`, and where the file has them
+        `positions`, `stem`, `class_token`, `distillation_token`, `register_tokens`, `map`, `pre_logits`, `head`,
         `head_distillation`. Kernels are (in, out), convolutions (h, w, in, out), tokens and positions (rows, D).
 
     Raises:
@@ -96,10 +96,10 @@ def read(arrays: Mapping[str, np.ndarray], layout: str) -> dict:
     if layout not in LAYOUTS:
         raise ValueError(f"Expected a layout among {sorted(LAYOUTS)}. Received: layout={layout!r}")
     parameters = reference_layouts.nest(LAYOUTS[layout](arrays))
-    missing = {"embedding", "positions", "blocks"} - parameters.keys()
+    missing = {"embedding", "blocks"} - parameters.keys()
     if missing or ("norm" in parameters) == ("pooled_norm" in parameters):
         raise ValueError(
-            "Expected a patch embedding, positions, blocks and one norm behind the blocks. "
+            "Expected a patch embedding, blocks and one norm behind the blocks. "
             f"Received: layout={layout!r}, parts={sorted(parameters)}"
         )
     return parameters
@@ -159,42 +159,23 @@ def _tokens(parameters, settings, embedding):
     """(B, h, w, D) to (B, N, D): class and distillation token, registers, patches, with positions."""
     batch, height, width, _ = embedding.shape
     names = [name for name in ("class_token", "distillation_token") if name in parameters]
-    table = parameters["positions"]
-    grid, prefix = source_grid(len(table), len(names), settings, (height, width))
-    positions = resize_grid(table[prefix:].reshape(*grid, -1), (height, width), settings.resize, settings.resize_offset)
+    table, positions, prefix = np.zeros((0, embedding.shape[-1])), 0.0, 0
+    if "positions" in parameters:
+        table = parameters["positions"]
+        registers = len(parameters.get("register_tokens", ()))
+        grid, prefix = source_grid(len(table), len(names), settings, (height, width), registers)
+        places = table[prefix:].reshape(*grid, -1)
+        positions = resize_grid(places, (height, width), settings.resize, settings.resize_offset)
     leading = np.concatenate([parameters[name] for name in names]) if names else table[:0]
-    leading = leading + (table[:prefix] if prefix else 0.0)
-    # Registers have no positions.
+    if prefix <= len(names):
+        leading = leading + (table[:prefix] if prefix else 0.0)
+    # Registers have no positions, but where timm has a row for each.
     if "register_tokens" in parameters:
         leading = np.concatenate([leading, parameters["register_tokens"]])
+    if prefix > len(names):
+        leading = leading + table[:prefix]
     patches = (embedding + positions).reshape(batch, height * width, -1)
     return np.concatenate([np.repeat(leading[None], batch, axis=0), patches], axis=1)
-
-
-def source_grid(rows: int, tokens: int, settings: Settings, image_grid: tuple[int, int]) -> tuple[tuple[int, int], int]:
-    """The grid (height, width) of a stored table and its number of prefix rows.
-
-    Args:
-        rows: of the table.
-        tokens: class and distillation tokens; each has a row, or none has.
-        settings: for `source_grid`.
-        image_grid: of the image, which tells when a table only seems to be square.
-
-    Raises:
-        ValueError: the rows fit no reading, or more than one.
-    """
-    received = f"Received: {rows} rows, {tokens} prefix tokens, source_grid={settings.source_grid}"
-    for prefix in (tokens, 0):
-        side = math.isqrt(max(rows - prefix, 0))
-        grid = settings.source_grid or (side, side)
-        if rows > prefix and math.prod(grid) == rows - prefix:
-            break
-    else:
-        raise ValueError(f"Expected positions of a grid, with or without rows for the prefix tokens. {received}")
-    # 4 x 6 patches and a class token are as many as 5 x 5 patches.
-    if settings.source_grid is None and prefix < tokens and math.prod(image_grid) == rows - tokens:
-        raise ValueError(f"Expected source_grid, for the rows fit the image's grid {image_grid} too. {received}")
-    return grid, prefix
 
 
 def _dense(p, x):

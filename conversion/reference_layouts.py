@@ -216,9 +216,9 @@ TIMM: tuple[Row, ...] = (
 
 
 def timm(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """State dicts of timm's `VisionTransformer`, and of facebookresearch's DeiT, MAE, DINO and DINOv2."""
+    """State dicts of timm's `VisionTransformer`, and of facebookresearch's DeiT, MAE, MoCo v3, DINO and DINOv2."""
     paths = {}
-    for path, value in claim(arrays, TIMM, ignored="mask_token|decoder_.*").items():
+    for path, value in claim(_unwrapped(arrays), TIMM, ignored="mask_token|decoder_.*").items():
         fused = re.fullmatch(r"(.*)\.((?:query_)?key_value)\.(kernel|bias)", path)
         if fused is None:
             paths[path] = value
@@ -227,6 +227,21 @@ def timm(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, piece in zip(names, np.split(value, len(names), axis=-1)):
             paths[f"{fused[1]}.{name}.{fused[3]}"] = piece
     return paths
+
+
+def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of the encoder alone: DINO's teacher, MoCo's base encoder, or the only one, under the names of timm."""
+    sign = "patch_embed.proj.weight"
+    fronts = sorted(key.removesuffix(sign) for key in arrays if key.endswith(sign))
+    chosen = [front for front in fronts if "teacher" in front or "base_encoder" in front] or fronts
+    front = chosen[0] if chosen else ""
+    inside = {key.removeprefix(front): value for key, value in arrays.items() if key.startswith(front)}
+    # Projection heads of pre-training have numbered layers, or a name.
+    heads = re.compile(r"head\.(\d+|mlp|last_layer)\.")
+    inside = {key: value for key, value in inside.items() if not heads.match(key)}
+    chunked = re.compile(r"blocks\.\d+\.(\d+\.)")
+    deit3 = re.compile(r"(blocks\.\d+\.)gamma_([12])")
+    return {deit3.sub(r"\1ls\2.gamma", chunked.sub(r"blocks.\1", key)): value for key, value in inside.items()}
 
 
 _HF_LAYER = r"(?:encoder\.layer|layers)\.(\d+)\."
@@ -256,7 +271,7 @@ HUGGINGFACE: tuple[Row, ...] = (
 def huggingface(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """State dicts of transformers' ViT, DeiT, Dinov2 and Dinov2WithRegisters, with or without a head."""
     model = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
-    arrays = {model.sub("", key): value for key, value in arrays.items()}
+    arrays = {model.sub("", key): value for key, value in arrays.items() if value.size}
     # The pooler is Dense + tanh, as pre_logits is, but the classifiers of transformers do not look at it.
     if any("classifier." in key for key in arrays):
         arrays = {key: value for key, value in arrays.items() if not key.startswith("pooler.")}

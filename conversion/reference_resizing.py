@@ -1,6 +1,7 @@
 """Positions and patch embeddings at other sizes, for the NumPy reference: sample by sample, as their sources do it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import scipy.ndimage
@@ -88,3 +89,32 @@ def resize_images(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         upper = np.minimum(lower + 1, old - 1)
         images = np.take(images, lower, axis) * (1 - share) + np.take(images, upper, axis) * share
     return images
+
+
+def source_grid(
+    rows: int, tokens: int, settings: Any, image_grid: tuple[int, int], registers: int = 0
+) -> tuple[tuple[int, int], int]:
+    """The grid (height, width) of a stored table and its number of prefix rows.
+
+    Args:
+        rows: of the table.
+        tokens: class and distillation tokens; each has a row, or none has.
+        settings: for `source_grid`.
+        image_grid: of the image, which tells when a table only seems to be square.
+        registers: which may have rows behind those of the tokens.
+
+    Raises:
+        ValueError: the rows fit no reading, or more than one.
+    """
+    received = f"Received: {rows} rows, {tokens} prefix tokens, source_grid={settings.source_grid}"
+    for prefix in (tokens, 0, tokens + registers):
+        side = math.isqrt(max(rows - prefix, 0))
+        grid = settings.source_grid or (side, side)
+        if rows > prefix and math.prod(grid) == rows - prefix:
+            break
+    else:
+        raise ValueError(f"Expected positions of a grid, with or without rows for the prefix tokens. {received}")
+    # 4 x 6 patches and a class token are as many as 5 x 5 patches.
+    if settings.source_grid is None and prefix < tokens and math.prod(image_grid) == rows - tokens:
+        raise ValueError(f"Expected source_grid, for the rows fit the image's grid {image_grid} too. {received}")
+    return grid, prefix

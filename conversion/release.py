@@ -82,7 +82,7 @@ def _release_one(base: str, out: str, entry: dict[str, Any], to: str) -> Outcome
     target = os.path.join(folder, to + converter.SUFFIXES.get(to, ""))
     options = {name: value for name, value in entry.items() if name not in ("name", "source", "to")}
     try:
-        judging.check_options(options.keys() - {"accept_numerics"})
+        judging.check_options(options.keys() - {"accept_numerics", "format"})
         if _is_done(source, target, options):
             return Outcome(entry["name"], to, "kept", "")
         os.makedirs(folder, exist_ok=True)
@@ -104,8 +104,7 @@ def _is_done(source: str, target: str, options: dict[str, Any]) -> bool:
         return (
             os.path.exists(target)
             and earlier["verdict"] == "pass"
-            and earlier["options"]
-            == {"accept_numerics": False, **{name: value for name, value in options.items() if value is not None}}
+            and earlier["options"] == {"accept_numerics": False, **options}
             and earlier["target"]["sha256"] == certificate.digests(target)
             and earlier["source"]["sha256"] == certificate.digests(source)
         )

@@ -139,9 +139,10 @@ def _spec_of_file(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -
     facts, native = checkpoint.facts, checkpoint.facts.native_size
     chosen = {**checkpoint.architecture, **options}
     if chosen.get("image_size") is None and "native_size" not in chosen and native is None:
+        table = f"a position table of {facts.places} places, which is no square"
         raise checkpoints.CheckpointError(
-            f"{checkpoint.name} holds a position table of {facts.places} places, which is no square: "
-            "pass image_size=(height, width) or source_grid=(height, width)."
+            f"{checkpoint.name} holds {table if facts.places else 'no position table, which would tell a size'}: "
+            f"pass image_size=(height, width){' or source_grid=(height, width)' if facts.places else ''}."
         )
     heads = facts.num_heads or facts.published_heads
     if heads is None and "num_heads" not in options:
@@ -172,8 +173,8 @@ def _spec_of_file(checkpoint: checkpoints.Checkpoint, options: dict[str, Any]) -
     }
     if {**known, **options}["image_size"] is None:
         known["native_size"] = native
-    if facts.stem is not None and takes_grey_as_rgb(facts, options):
-        known["stem"] = dataclasses.replace(facts.stem, grey_as_rgb=True)
+    if facts.stem is not None:
+        known["stem"] = dataclasses.replace(facts.stem, grey_as_rgb=takes_grey_as_rgb(facts, chosen))
     return ViTSpec.of(**{**known, **options})
 
 

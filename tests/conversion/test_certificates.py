@@ -6,13 +6,14 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+import scipy.special
 from click.testing import CliRunner
 
 import vit_keras
 from conversion import __main__ as command
 from conversion import certificate, judging, layouts, release
 from tests.conftest import GOLDEN, randomise, tiny
-from tests.library.test_formats import PEERS, peer_arrays
+from tests.library.test_formats import PEERS, WRAPPED, peer_arrays
 from vit_keras.checkpoints import CheckpointError, kinds
 from vit_keras.converter import TARGETS, convert
 
@@ -94,8 +95,8 @@ def test_stems_of_other_channels_agree_with_the_reference(channels):
 
 
 def test_options_that_a_certificate_cannot_follow():
-    with pytest.raises(ValueError, match=r"A certificate follows .* Received: activation"):
-        certificate.certify(TINY, activation="softmax")
+    with pytest.raises(ValueError, match=r"A certificate follows .* Received: position"):
+        certificate.certify(TINY, position="none")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,52 @@ def test_a_model_of_this_library_is_proven_by_what_it_was_converted_to(tmp_path)
     assert result["verdict"] == "pass", result["problems"]
     with pytest.raises(CheckpointError, match="which the reference does not read: pass a target"):
         certificate.certify(str(tmp_path / "own.keras"))
+
+
+OWN = {
+    "timm": [
+        {"registers": 3, "layer_scale": 0.1},
+        {"registers": 2, "image_size": (32, 48)},
+        {"activation": "softmax"},
+        {"dtype": "mixed_bfloat16"},
+        {"position": "none"},
+    ],
+    "huggingface": [
+        {"include_top": False, "pooling": None, "class_token": True},
+        {"distillation": True, "pooling": "both"},
+    ],
+    "keras_hub": [{"activation": "softmax", "gelu": "exact"}, {"dtype": "bfloat16", "gelu": "exact"}],
+    "npz": [{"image_size": (32, 48)}, {"dtype": "bfloat16"}, {"position": "none"}],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*has no place for the head's activation:UserWarning")
+@pytest.mark.parametrize(("to", "changes"), [(to, changes) for to in OWN for changes in OWN[to]], ids=str)
+def test_own_models_into_every_format_with_proof(to, changes, tmp_path):
+    randomise(tiny(**changes)).save(tmp_path / "own.keras")
+    out = tmp_path / f"out{'.npz' if to == 'npz' else ''}"
+    convert(tmp_path / "own.keras", to, out)
+    result = certificate.certify(str(tmp_path / "own.keras"), str(out))
+    assert result["verdict"] == "pass", result["problems"]
+    known = {"image_size": changes.get("image_size", 32)} if to == "npz" else {}
+    grid = {"source_grid": (4, 6)} if to == "npz" and "image_size" in changes else {}
+    again = vit_keras.from_checkpoint(out, **known, **grid)
+    model = vit_keras.from_checkpoint(tmp_path / "own.keras", activation="linear", dtype="float32")
+    expected = np.asarray(model(judging.inputs_of(model, {})))
+    expected = expected.mean(axis=1) if changes.get("pooling") == "both" else expected
+    if not changes.get("include_top", True):
+        return  # a folder without a head does not say what is read
+    if to == "keras_hub" and "activation" in changes:
+        expected = scipy.special.softmax(expected, axis=-1)
+    np.testing.assert_allclose(again(judging.inputs_of(model, {})), expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("origin", WRAPPED)
+def test_files_of_pre_training_are_proven(origin, tmp_path):
+    arrays = {WRAPPED[origin](key): value for key, value in peer_arrays("timm_plain").items() if "head" not in key}
+    kinds.write_safetensors(tmp_path / "model.safetensors", arrays, {})
+    result = certificate.certify(str(tmp_path / "model.safetensors"), num_heads=4)
+    assert result["verdict"] == "pass", result["problems"]
 
 
 def test_weights_that_do_not_load_do_not_pass(tmp_path):
@@ -232,7 +279,7 @@ def test_release_goes_on_and_can_be_resumed(tmp_path, monkeypatch):
 
 def test_release_of_other_numerics_weights_and_saved_models(tmp_path):
     targets = ["keras_hub", "weights", "savedmodel"]
-    entry = {"name": "a", "source": TINY, "to": targets, "accept_numerics": True}
+    entry = {"name": "a", "source": TINY, "to": targets, "accept_numerics": True, "format": "original"}
     (tmp_path / "manifest.json").write_text(json.dumps({"out": "released", "checkpoints": [entry]}))
     invoke("release", tmp_path / "manifest.json")
     (tmp_path / "released/a/weights.weights.h5").write_bytes(b"damaged since")

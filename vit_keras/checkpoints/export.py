@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,11 @@ def prepare(model: keras.Model, family: str, accept_numerics: bool = False) -> t
             f"{known.title} cannot express model {backbone.name!r}; nothing was written.\n"
             + "\n".join(f" - {reason}" for reason in reasons)
             + hint
+        )
+    if facts.activation != "linear" and family != "keras_hub":
+        warnings.warn(
+            f"{known.title} has no place for the head's activation {facts.activation!r}: what is written gives logits.",
+            stacklevel=3,
         )
     targets = rules.collect_targets(backbone)
     entries = rules.export(known.rules, targets)

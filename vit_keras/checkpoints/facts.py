@@ -38,6 +38,7 @@ class Facts:
         layer_scale, qkv_bias: whether the blocks have them.
         representation_size: width of `pre_logits`, or None.
         classes: of the head, or None without a head.
+        activation: of the head; no file of arrays tells it.
     """
 
     width: int
@@ -59,6 +60,7 @@ class Facts:
     qkv_bias: bool
     representation_size: int | None
     classes: int | None
+    activation: str = "linear"
 
     @property
     def class_position(self) -> bool:

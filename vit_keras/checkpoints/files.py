@@ -191,4 +191,7 @@ def _sharded(path: str) -> dict[str, Entry]:
         if not os.path.isfile(part):
             raise CheckpointError(f"{part}: there is no such file, which {os.path.basename(path)} names.")
         entries.update(_entries(part))
+    missing = files.keys() - entries.keys()
+    if missing:
+        raise CheckpointError(f"{path}: its files lack {len(missing)} arrays that it lists, such as {min(missing)}.")
     return entries

@@ -16,7 +16,7 @@ from vit_keras.records import Numerics, Preprocessing, Resize, Weights
 from vit_keras.spec import Stem
 
 
-def _as_they_are(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def _as_they_are(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     return entries, ()
 
 
@@ -61,10 +61,12 @@ class Format:
         resize: its rule for position tables of other grids.
         preprocessing: what its weights expect of pixels, unless their configuration says otherwise.
         recognises: whether these keys are its own.
-        canonical: entries of any era of the format → (entries under the keys of the table, keys left out).
+        canonical: (entries of any era of the format, configuration) → (entries under the keys of the table, keys left
+            out).
         prefix_rows: keys of the table → how many rows may stand before the grid of the position table.
         known: (configuration, keys as they are in the file) → what these decide: fields of `Checkpoint`, the
-            `num_heads` and `pooling` of `Facts`, and `image_size`, (height, width) in pixels.
+            `num_heads` and `pooling` of `Facts`, `image_size`, (height, width) in pixels, and `shapes`, fields of
+            `Facts` that the arrays must have.
         heads: entries as they are in the file → number of attention heads, where they tell it.
         refuse: (facts, numerics) → why the format cannot express a model, one sentence each. The word "numerics"
             begins those that `accept_numerics` lets pass.
@@ -80,7 +82,7 @@ class Format:
     resize: Resize
     preprocessing: Preprocessing
     recognises: Callable[[Collection[str]], bool]
-    canonical: Callable[[Entries], tuple[Entries, tuple[str, ...]]] = _as_they_are
+    canonical: Callable[[Entries, Mapping[str, Any]], tuple[Entries, tuple[str, ...]]] = _as_they_are
     prefix_rows: Callable[[Collection[str]], PrefixRows] = lambda keys: PrefixRows((1,))
     known: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]] = _nothing_known
     heads: Callable[[Entries], int | None] = lambda entries: None
@@ -145,7 +147,8 @@ def config_number(config: Mapping[str, Any], name: str, default: float | None = 
         CheckpointError: it is something else.
     """
     value = config.get(name, default)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):
         raise CheckpointError(f"config.json: expected {name!r} to be a positive number. Received: {value!r}")
     return value
 

@@ -139,7 +139,8 @@ def write_hdf5(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
 
     with replacing(path) as temporary, h5py.File(temporary, "w") as file:
         for key, array in arrays.items():
-            file.create_dataset(key, data=value_of(array))
+            value = value_of(array)  # HDF5 has no bfloat16
+            file.create_dataset(key, data=value.astype("float32") if value.dtype.name == "bfloat16" else value)
 
 
 def write_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: dict[str, str]) -> None:

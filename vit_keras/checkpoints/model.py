@@ -49,7 +49,13 @@ def facts_of_model(backbone: keras.Model) -> Facts:
     if facts.stem is not None:
         grey = any(layer.name == "grey_as_rgb" for layer in backbone.layers)
         facts = dataclasses.replace(facts, stem=dataclasses.replace(facts.stem, grey_as_rgb=grey))
-    return dataclasses.replace(facts, pooling=_pooling(backbone))
+    return dataclasses.replace(facts, pooling=_pooling(backbone), activation=_activation(backbone))
+
+
+def _activation(backbone: keras.Model) -> str:
+    """Name of the head's activation; `"linear"` without a head."""
+    head = next((layer for layer in backbone.layers if layer.name == "head"), None)
+    return "linear" if head is None else getattr(head.activation, "__name__", type(head.activation).__name__)
 
 
 def load_keras(path: str | os.PathLike) -> keras.Model:
@@ -71,21 +77,34 @@ def load_keras(path: str | os.PathLike) -> keras.Model:
         raise CheckpointError(f"{name}: not a Keras model that can be loaded ({reason})") from error
 
 
+# Keras' own layers in the models of `vit_keras.vit` and `vit_keras.hybrid`, by name.
+_BUILT_IN = {"head", "head_dist", "pre_logits", "Transformer_dropout", "Transformer_encoder_norm", "pooled_norm"}
+_BUILT_IN |= {"tokens", "gn_root", "relu_root", "pool_root", "grey_as_rgb"}
+
+
 def refuse_layers_outside(model: keras.Model, backbone: keras.Model) -> None:
     """
     Raises:
-        CheckpointError: `model` has layers around its Vision Transformer, which a conversion would lose.
+        CheckpointError: `model` computes more than its Vision Transformer, which a conversion would lose: layers or
+            operations around or behind it, several outputs, a `call` of its own.
     """
-    if model is backbone:
-        return
-    outside = [
-        layer.name for layer in model.layers if layer is not backbone and not isinstance(layer, keras.layers.InputLayer)
-    ]
+    if model is not backbone and not hasattr(model, "operations") and not isinstance(model, keras.Sequential):
+        outside = [f"{type(model).__name__}.call"]
+    else:
+        operations = getattr(model, "operations", model.layers)
+        outside = [operation.name for operation in operations if operation is not backbone and not _is_ours(operation)]
+    if len(backbone.outputs) != 1 or len(getattr(model, "outputs", "1")) != 1:
+        outside.append("several outputs")
     if outside:
         raise CheckpointError(
-            f"{model.name!r} has layers around its Vision Transformer {backbone.name!r}, which would be lost: "
+            f"{model.name!r} has more than its Vision Transformer {backbone.name!r}, which would be lost: "
             f"{', '.join(outside[:4])}. Convert that model alone, its head built into it (include_top=True)."
         )
+
+
+def _is_ours(operation: Any) -> bool:
+    is_input = isinstance(operation, keras.layers.InputLayer)
+    return is_input or operation.name in _BUILT_IN or type(operation).__module__.startswith("vit_keras.")
 
 
 def architecture_of(backbone: keras.Model) -> dict[str, Any]:
@@ -103,6 +122,7 @@ def architecture_of(backbone: keras.Model) -> dict[str, Any]:
         "drop_path": last.drop_path,
         "dtype": block.dtype_policy.name,
         "name": backbone.name,
+        "in_channels": backbone.input_shape[-1],
     }
     tables = [layer for layer in walk(backbone) if isinstance(layer, GridTables)]
     if fields["image_size"] is None and tables:

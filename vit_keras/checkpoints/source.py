@@ -96,15 +96,18 @@ def _open_foreign(source: str | os.PathLike | Mapping[str, Any], format: str | N
     opened = open_file(source)
     try:
         known_format = find_format(opened.entries, format)
-        entries, left_out = known_format.canonical(opened.entries)
+        entries, left_out = known_format.canonical(opened.entries, opened.config)
         known = known_format.known(opened.config, opened.entries.keys())
         grid = None if source_grid is None else as_pair(source_grid, "source_grid")
         numerics = known.pop("numerics", known_format.numerics)
-        facts, grid = _facts(
-            known_format, entries, numerics, known_format.heads(opened.entries), grid, known.pop("image_size", None)
-        )
+        image_size, shapes = known.pop("image_size", None), known.pop("shapes", {})
+        heads = known_format.heads(opened.entries)
+        facts, grid = _facts(known_format, entries, numerics, heads, grid, image_size)
         said = {name: known.pop(name) for name in ("num_heads", "pooling") if name in known}
         facts = dataclasses.replace(facts, **said)
+        _check_said(facts, shapes, said.get("num_heads"))
+        if not facts.places and image_size:
+            known["architecture"] = {"image_size": image_size, **known.get("architecture", {})}
     except CheckpointError as error:
         raise CheckpointError(f"{opened.name}: {error}") from None
     fields = {"resize": known_format.resize, "preprocessing": known_format.preprocessing, **known}
@@ -119,6 +122,21 @@ def _open_foreign(source: str | os.PathLike | Mapping[str, Any], format: str | N
         says_pooling="pooling" in said,
         **fields,
     )
+
+
+def _check_said(facts: Facts, shapes: Mapping[str, Any], heads: float | None) -> None:
+    """
+    Raises:
+        CheckpointError: a configuration contradicts the arrays: some are missing, or it is of another model.
+    """
+    for name, value in shapes.items():
+        if value is not None and value != getattr(facts, name):
+            raise CheckpointError(
+                f"config.json says {name}={value!r}, the arrays have {getattr(facts, name)!r}: some are missing, or it "
+                "belongs to another model"
+            )
+    if heads is not None and (heads != int(heads) or facts.width % heads):
+        raise CheckpointError(f"config.json says {heads} attention heads, which do not divide the width {facts.width}")
 
 
 def checkpoint_of(model: keras.Model) -> Checkpoint:

@@ -6,7 +6,8 @@ transformers 5 are brought to them.
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -79,8 +80,9 @@ _RENAMED = tuple(
 )
 
 
-def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def canonical(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     """Without the name of the model in front, and with the names that files have."""
+    entries = {key: entry for key, entry in entries.items() if 0 not in entry.shape}  # num_register_tokens=0
     return renamed(entries, lambda key: _MODEL.sub("", key, count=1), _BESIDE, _RENAMED)
 
 

@@ -1,5 +1,6 @@
 """The JSON files beside a model of Hugging Face transformers, read and written."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from vit_keras.checkpoints.format import config_choice, config_number, config_pa
 from vit_keras.checks import as_pair
 from vit_keras.records import Numerics, Preprocessing, Weights
 
-GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
+GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh"}
 MODELS = ("vit", "deit", "dinov2", "dinov2_with_registers")
 
 
@@ -23,6 +24,8 @@ def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     act = config_choice(config, "hidden_act", GELUS, "gelu")
     if config.get("use_swiglu_ffn"):
         raise CheckpointError("config.json: use_swiglu_ffn, the gated MLP of DINOv2's largest size, is not supported")
+    if any("pooler." in key for key in keys):
+        config_choice(config, "pooler_act", ("tanh",), "tanh")
     default = VIT_EPSILON if model in ("vit", "deit") else DINOV2_EPSILON
     result = {
         "preprocessing": preprocessing(config_part(config, PROCESSOR)),
@@ -30,16 +33,25 @@ def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
         "num_heads": config_number(config, "num_attention_heads"),
         "numerics": Numerics(GELUS[act], config_number(config, "layer_norm_eps", default)),
         "image_size": config_pair(config, "image_size"),
+        "shapes": {
+            "width": config_number(config, "hidden_size"),
+            "depth": config_number(config, "num_hidden_layers"),
+            "mlp_dim": config_number(config, "intermediate_size") if model in ("vit", "deit") else None,
+            "patch_size": config_pair(config, "patch_size"),
+            "in_channels": config_number(config, "num_channels"),
+            "qkv_bias": config.get("qkv_bias"),
+        },
     }
     return {name: value for name, value in result.items() if value is not None}
 
 
 def _labels(names: Mapping[str, Any]) -> str | tuple[str, ...] | None:
-    return labels.known([str(names.get(str(index))) for index in range(len(names))])
+    found = [name for index in range(len(names)) if isinstance(name := names.get(str(index)), str)]
+    return labels.known(found) if len(found) == len(names) else None  # else there are gaps
 
 
 def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
-    """What `preprocessor_config.json` says; None without one."""
+    """What `preprocessor_config.json` says; None without one, or with a warning where it cannot be followed."""
     if not processor:
         return None
     try:
@@ -55,12 +67,17 @@ def preprocessing(processor: Mapping[str, Any]) -> Preprocessing | None:
             interpolation={number: name for name, number in RESAMPLE.items()}[processor.get("resample", 2)],
             antialias=True,
             value_range=(0.0, 255 * factor),
-            mean=tuple(processor["image_mean"]) if normalised else (0.0,) * 3,
-            std=tuple(processor["image_std"]) if normalised else (1.0,) * 3,
+            mean=tuple(processor.get("image_mean", (0.5,) * 3)) if normalised else (0.0,) * 3,
+            std=tuple(processor.get("image_std", (0.5,) * 3)) if normalised else (1.0,) * 3,
             size=inner,
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"{PROCESSOR}.json: cannot be read ({error})") from None
+        warnings.warn(
+            f"{PROCESSOR}.json cannot be followed ({error}); pixels are scaled as transformers does by default. "
+            "Preprocess them as the model's authors did.",
+            stacklevel=2,
+        )
+        return None
 
 
 def _size(value: Any) -> tuple[int, int] | None:
@@ -108,7 +125,7 @@ def _label_config(facts: Facts, record: Weights) -> dict[str, Any]:
 
 def folder_files(config: dict[str, Any], record: Weights, facts: Facts) -> dict[str, Any]:
     pixels, (low, high) = record.preprocessing, record.preprocessing.value_range
-    height, width = pixels.size or facts.native_size or (224, 224)
+    height, width = facts.native_size or pixels.size or (224, 224)  # of the model, not of the weights it began with
     processor: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,

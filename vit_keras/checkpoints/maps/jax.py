@@ -5,7 +5,8 @@ Keys are those the current code saves; `eras` brings the older and newer layouts
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from vit_keras.checkpoints import eras
 from vit_keras.checkpoints.arrays import CheckpointError
@@ -75,7 +76,7 @@ def recognises(keys: Collection[str]) -> bool:
     return any(key.startswith("Transformer/") or "/Transformer/" in key for key in keys)
 
 
-def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def canonical(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     entries, left_out = eras.strip_training_state(entries)
     if TOP_LEVEL_POSITIONS_KEY in entries and POSITIONS_KEY in entries:
         raise CheckpointError(f"The file holds two position tables: {TOP_LEVEL_POSITIONS_KEY!r}, {POSITIONS_KEY!r}.")

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from vit_keras.checkpoints.format import (
     numerics_reasons,
 )
 from vit_keras.checkpoints.kinds import write_hdf5
-from vit_keras.checkpoints.maps.keras_hub_config import EMBEDDING, known, preset_files
+from vit_keras.checkpoints.maps.keras_hub_config import ACTIVATIONS, EMBEDDING, known, preset_files
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import FIRST_KERNEL, FLAT_POSITIONS, SAME, SPLIT_FIRST, SPLIT_LAST, Transform
 from vit_keras.records import ALIGN_CORNERS, ORIGINAL, Numerics, Weights
@@ -65,7 +66,7 @@ def recognises(keys: Collection[str]) -> bool:
     return any(key.startswith(f"{ENCODER}/") for key in keys)
 
 
-def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def canonical(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     """Keras counts layers of one class from none: `block`, `block_1` …; on top, with two Dense, the first is inner."""
     first = "pre_logits" if any(key.startswith("task/layers/dense_1/") for key in entries) else "predictions"
     result, left_out = {}, []
@@ -101,6 +102,7 @@ def refuse(facts: Facts, numerics: Numerics) -> list[str]:
         "an attention without biases of query, key and value but one of the output": not facts.qkv_bias,
         "pre_logits without a head": facts.representation_size and not facts.classes,
         "no learned positions": not facts.places,
+        f"a head of activation {facts.activation!r}": facts.activation not in ACTIVATIONS,
     }
     return [*reasons, *(f"keras-hub's ViT cannot have {what}" for what, is_so in wrong.items() if is_so)]
 
@@ -111,7 +113,7 @@ def write(entries: Entries, facts: Facts, record: Weights) -> Written:
         table = entries[POSITIONS_KEY].then(lambda rows: np.concatenate([np.zeros((1, facts.width), rows.dtype), rows]))
         entries = {**entries, POSITIONS_KEY: table}
     parameters = sum(math.prod(entry.shape) for key, entry in entries.items() if not key.startswith(TASK))
-    files = preset_files(facts, record, parameters)
+    files = preset_files(facts, record, parameters, facts.activation)
     dense = {"pre_logits": "dense", "predictions": "dense_1" if facts.representation_size else "dense"}
     names = {f"task/layers/{name}/": f"task/layers/{counted}/" for name, counted in dense.items()}
     names["/vi_t_encoder_block_0/"] = "/vi_t_encoder_block/"

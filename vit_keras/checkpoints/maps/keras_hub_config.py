@@ -13,6 +13,7 @@ from vit_keras.checks import as_pair
 from vit_keras.records import Numerics, Preprocessing, Weights
 
 EMBEDDING = "layers/vi_t_patching_and_embedding"
+ACTIVATIONS = ("linear", "softmax", "sigmoid")
 
 
 def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
@@ -21,7 +22,16 @@ def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
         return {}
     inner = config_part(config, "config")
     shape = inner.get("image_shape")
+    shapes = {
+        "depth": config_number(inner, "num_layers"),
+        "width": config_number(inner, "hidden_dim"),
+        "mlp_dim": config_number(inner, "mlp_dim"),
+        "num_heads": config_number(inner, "num_heads"),
+        "patch_size": config_pair(inner, "patch_size"),
+        "class_token": inner.get("use_class_token"),
+    }
     result = {
+        "shapes": shapes,
         "numerics": Numerics("exact", config_number(inner, "layer_norm_epsilon", 1e-6)),
         "image_size": config_pair({"image_shape": shape[:2]}, "image_shape") if isinstance(shape, list) else None,
         "preprocessing": preprocessing(config_part(config_part(config, IMAGE_CONVERTER), "config")),
@@ -41,7 +51,7 @@ def _task(task: Mapping[str, Any], class_token: bool) -> dict[str, Any]:
             "takes for a patch like the others, is not supported"
         )
     activation = task.get("activation") or "linear"
-    config_choice({"activation": activation}, "activation", ("linear", "softmax", "sigmoid"))
+    config_choice({"activation": activation}, "activation", ACTIVATIONS)
     return {"pooling": pooling, "architecture": {"activation": activation}}
 
 
@@ -77,7 +87,7 @@ def _object(module: str, class_name: str, /, **config: Any) -> dict[str, Any]:
     return {"module": path, "class_name": class_name, "config": config, "registered_name": f"keras_hub>{class_name}"}
 
 
-def preset_files(facts: Facts, record: Weights, parameters: int) -> dict[str, Any]:
+def preset_files(facts: Facts, record: Weights, parameters: int, activation: str) -> dict[str, Any]:
     """Name → content of every JSON file of a preset whose backbone has so many parameters."""
     height, width = facts.native_size or (0, 0)
     backbone = _object(
@@ -121,7 +131,7 @@ def preset_files(facts: Facts, record: Weights, parameters: int) -> dict[str, An
             name="vi_t_image_classifier",
             num_classes=facts.classes,
             pooling=facts.pooling,
-            activation=None,
+            activation=None if activation == "linear" else activation,
             dropout=0.0,
             intermediate_dim=facts.representation_size,
         )

@@ -7,16 +7,19 @@ facebookresearch, whose keys are timm's with something before or beside them.
 import dataclasses
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_keras.checkpoints.arrays import CheckpointError
+import numpy as np
+
+from vit_keras.checkpoints.arrays import CheckpointError, Entry
 from vit_keras.checkpoints.facts import ATTENTION, POSITIONS, Facts
 from vit_keras.checkpoints.format import (
     Entries,
     Format,
     PrefixRows,
     Written,
+    config_part,
     numerics_reasons,
 )
 from vit_keras.checkpoints.maps.pytorch import BLOCK, joined, linear, norm, renamed
@@ -24,6 +27,7 @@ from vit_keras.checkpoints.maps.timm_config import GELUS, NUMERICS, POOLINGS, kn
 from vit_keras.checkpoints.rules import Rule
 from vit_keras.checkpoints.transforms import CONV, FIRST_CONV
 from vit_keras.checkpoints.transforms import POSITIONS as TABLE
+from vit_keras.layers import square_grid
 from vit_keras.records import TIMM, Numerics, Resize, Weights
 
 STEM = "patch_embed.backbone"
@@ -86,7 +90,7 @@ def recognises(keys: Collection[str]) -> bool:
     return any(key.endswith(_EMBEDDING) for key in keys)
 
 
-def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def canonical(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     """Without what wraps the encoder (`model.`, `module.base_encoder.`, `teacher.backbone.`) or stands beside it."""
     prefix = _prefix(entries)
     inside = {key: entry for key, entry in entries.items() if key.startswith(prefix)}
@@ -94,7 +98,28 @@ def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
     left_out += tuple(key for key in entries if key not in inside)
     if "attn_pool.latent" in result and {"cls_token", "reg_token"} & result.keys():
         raise CheckpointError("timm's attention pooling leaves class and register tokens out, which is not supported.")
-    return result, left_out
+    return _without_register_rows(result, config), left_out
+
+
+def _without_register_rows(entries: Entries, config: Mapping[str, Any]) -> Entries:
+    """The rows that timm's table has for registers, unless built with `no_embed_class`, are added to the registers."""
+    if not {"reg_token", "pos_embed"} <= entries.keys():
+        return entries
+    table, token = entries["pos_embed"], entries["reg_token"]
+    start, end = _prefix_tokens(entries), _prefix_tokens(entries) + token.shape[1]
+    args = config_part(config, "model_args")
+    squares = {before for before in (0, start, end) if square_grid(table.shape[1] - before)}
+    if args.get("no_embed_class") if "no_embed_class" in args else squares != {end}:
+        return entries
+    return {
+        **entries,
+        "pos_embed": table.then(lambda rows: np.concatenate([rows[:, :start], rows[:, end:]], axis=1)),
+        "reg_token": Entry(token.shape, token.dtype, lambda: token.read() + table.read()[:, start:end]),
+    }
+
+
+def _prefix_tokens(keys: Collection[str]) -> int:
+    return ("cls_token" in keys) + ("dist_token" in keys)
 
 
 def _prefix(entries: Entries) -> str:
@@ -122,7 +147,7 @@ def prefix_rows(keys: Collection[str]) -> PrefixRows:
     """Class and distillation token have rows, unless the model was built with `no_embed_class`: timm's with registers
     are, DINOv2's own are not.
     """
-    tokens = ("cls_token" in keys) + ("dist_token" in keys)
+    tokens = _prefix_tokens(keys)
     if not tokens:
         return PrefixRows((0,))
     return PrefixRows((0, tokens)) if "reg_token" in keys else PrefixRows((tokens,), unusual=(0,))
@@ -166,6 +191,10 @@ def write(entries: Entries, facts: Facts, record: Weights) -> Written:
     }
     if facts.stem is not None and not facts.stem.layers:
         entries = {key.replace(f"{STEM}.stem.", f"{STEM}."): entry for key, entry in entries.items()}
+    if facts.registers and facts.prefix_rows:  # timm's table has rows for them too
+        places = [facts.prefix_rows] * facts.registers
+        table = entries["pos_embed"].then(lambda rows: np.insert(rows, places, 0, axis=1))
+        entries = {**entries, "pos_embed": table}
     return Written(entries, {"config.json": config})
 
 

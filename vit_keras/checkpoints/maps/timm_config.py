@@ -19,8 +19,11 @@ POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": None}
 _SIZES = "tiny|wee|little|small|mediumd?|betwixt|base|large|huge|giant|giantopt|gigantic|so150m2?|so400m"
 _ARCHITECTURES = re.compile(
     rf"vit_({_SIZES})_(patch\d+|r\d+_s\d+|r_s16_p8)(_(plus|gap|map|siglip|dinov2|tipsv2|reg\d|36x1))*(_\d+)?(_miil)?"
-    rf"|deit3?_({_SIZES})(_distilled)?_patch\d+_\d+|flexivit_({_SIZES})|eva_large_patch14_\d+"
+    rf"|deit3?_({_SIZES})(_distilled)?_patch\d+_\d+|flexivit_({_SIZES})|eva_large_patch14_\d+|test_vit"
 )
+# Of the names that timm had before its tags, and still takes.
+_OLD_TAG = re.compile(r"(_miil)?_(in21k|in21ft1k|dino|sam)$")
+_GATED = re.compile(r"vit_giant_patch14_.*(dinov2|tipsv2).*")
 # Of these, those that have the tanh form, though `model_args` need not say so.
 _TANH = re.compile(
     r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip_(gap_)?\d+|vit_large_patch16_siglip_(gap_)?512"
@@ -34,6 +37,10 @@ def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
             raise CheckpointError(NO_POSITIONS)
         return _origin(keys)
     name = config["architecture"]
+    if isinstance(name, str):
+        name = _OLD_TAG.sub("", name).replace("_resnet50_", "_r50_s16_")
+        if _GATED.fullmatch(name):
+            raise CheckpointError(f"config.json: {name!r} has gated MLPs (SwiGLU), which are not supported")
     if not isinstance(name, str) or not _ARCHITECTURES.fullmatch(name):
         raise CheckpointError(
             f"config.json: {name!r} is no plain Vision Transformer of timm, such as vit_*, deit_* and deit3_* are; "
@@ -50,6 +57,13 @@ def known(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
         "num_heads": config_number(args, "num_heads"),
         "labels": _labels(pretrained),
         "image_size": config_pair(args, "img_size") or _input_size(pretrained),
+        "shapes": {
+            "width": config_number(args, "embed_dim"),
+            "depth": config_number(args, "depth"),
+            "patch_size": None if "_r" in name else config_pair(args, "patch_size"),
+            "in_channels": config_number(args, "in_chans"),
+            "qkv_bias": args.get("qkv_bias"),
+        },
     }
     result = {name: value for name, value in result.items() if value is not None}
     if "global_pool" in {**config, **args}:
@@ -121,7 +135,7 @@ def pretrained_cfg(facts: Facts, record: Weights, first_conv: str) -> dict[str, 
     """What timm keeps of pixels and heads; `first_conv` names the layer that takes the image."""
     pixels, (low, high) = record.preprocessing, record.preprocessing.value_range
     pretrained = {
-        "input_size": [facts.in_channels, *(pixels.size or facts.native_size or ())],
+        "input_size": [facts.in_channels, *(facts.native_size or pixels.size or ())],
         "mean": [(mean - low) / (high - low) for mean in pixels.mean],
         "std": [std / (high - low) for std in pixels.std],
         "interpolation": pixels.interpolation if pixels.interpolation in ("bicubic", "bilinear") else "bilinear",

@@ -80,7 +80,7 @@ def recognises(keys: Collection[str]) -> bool:
     )
 
 
-def canonical(entries: Entries) -> tuple[Entries, tuple[str, ...]]:
+def canonical(entries: Entries, config: Mapping[str, Any]) -> tuple[Entries, tuple[str, ...]]:
     """To the names that the layers had, whichever Keras wrote the file."""
     left_out = tuple(key for key in entries if key.startswith(("optimizer", "_optimizer")))
     kept = {key: entry for key, entry in entries.items() if key not in left_out}
